@@ -1,0 +1,1 @@
+"""From an Airflow connection to credentials, endpoints, a service and object storage."""

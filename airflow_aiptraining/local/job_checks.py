@@ -1,0 +1,119 @@
+"""What ``jobs.create`` checks beyond the job's own words: storage, and what can be run here."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_aiptraining.local.errors import ApiError
+from airflow_aiptraining.local.object_store import ObjectStore, StoredObject
+
+_URI = re.compile(r"gs://([^/]+)/(.+)")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.(tar\.gz|tgz|zip|whl)")
+_NO_IMAGES = "custom containers"
+# (path in trainingInput in either spelling, what it asks for)
+_NOT_YET = (
+    ("hyperparameters", "hyperparameter tuning"),
+    ("nasJobSpec", "neural architecture search"),
+    ("masterConfig.imageUri", _NO_IMAGES),
+    ("workerCount", "workers"),
+    ("parameterServerCount", "parameter servers"),
+    ("evaluatorCount", "evaluators"),
+)
+_TIERS_WITH_WORKERS = {"STANDARD_1", "PREMIUM_1", "BASIC_TPU"}
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Refuse jobs that this service would not run as they are meant.
+
+    :param body: what the client sent, keys in either spelling.
+    :raises ApiError: 501.
+    """
+    if _at(body, "predictionInput"):
+        raise _unimplemented("batch prediction")
+    training_input = _at(body, "trainingInput")
+    if not isinstance(training_input, Mapping):
+        return
+    for path, what in _NOT_YET:
+        value = _at(training_input, path)
+        if value and value not in {"0"} if not isinstance(value, Mapping) else value:
+            raise _unimplemented(what)
+    tier = str(_at(training_input, "scaleTier") or "").upper().replace("-", "_")
+    if tier in _TIERS_WITH_WORKERS:
+        raise _unimplemented(f"the workers of scale tier {tier}")
+
+
+def check_storage(training_input: Mapping[str, Any], objects: ObjectStore) -> list[tuple[str, str]]:
+    """Return what is wrong with the storage that a job names, as (field, description).
+
+    :param training_input: a valid one.
+    """
+    problems = []
+    for index, uri in enumerate(training_input.get("packageUris") or []):
+        if problem := _package_problem(uri, objects):
+            problems.append((f"package_uris[{index}]", problem))
+    if job_dir := training_input.get("jobDir"):
+        name = job_dir.removeprefix("gs://").partition("/")[0]
+        bucket = objects.get_bucket(name)
+        if bucket is None:
+            problems.append(("job_dir", f"The bucket {name} of {job_dir} does not exist."))
+        elif bucket.is_read_only:
+            problems.append(
+                ("job_dir", f"The bucket {name} of {job_dir} is read-only: choose another one.")
+            )
+    return problems
+
+
+def _package_problem(uri: str, objects: ObjectStore) -> str:
+    match = _URI.fullmatch(uri)
+    if match is None:
+        return f"'{uri}' is not an object in Cloud Storage, 'gs://bucket/…'."
+    file_name = match[2].rpartition("/")[2]
+    if not _FILE_NAME.fullmatch(file_name):
+        return (
+            f"'{file_name}' is not the name of a package: .tar.gz, .zip or .whl is expected, with "
+            "letters, digits and . _ - + ! before it."
+        )
+    found = objects.get(match[1], match[2])
+    if found is None:
+        return (
+            f"The provided GCS paths cannot be read: there is no object {uri}. Upload it before "
+            "you create the job."
+        )
+    return _archive_problem(uri, file_name, found)
+
+
+def _archive_problem(uri: str, file_name: str, found: StoredObject) -> str:
+    """Look at the archive's first entry; the rest is the installer's business."""
+    try:
+        if file_name.endswith((".whl", ".zip")):
+            with zipfile.ZipFile(found.path) as archive:
+                is_empty = not archive.namelist()
+        else:
+            with tarfile.open(found.path) as tar:
+                is_empty = tar.next() is None
+    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
+        return f"{uri} is not a readable archive: {error}."
+    return f"{uri} is an empty archive." if is_empty else ""
+
+
+def _at(mapping: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a camelCase path, which the client may have written in snake_case."""
+    found: Any = mapping
+    for part in path.split("."):
+        if not isinstance(found, Mapping):
+            return None
+        snake = re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1].lower(), part)
+        found = found.get(part, found.get(snake))
+    return found
+
+
+def _unimplemented(what: str) -> ApiError:
+    return ApiError(
+        501,
+        "UNIMPLEMENTED",
+        f"The embedded service runs jobs of one replica with Python packages: no {what} yet.",
+    )

@@ -1,0 +1,145 @@
+"""What a replica's process is given: its command line, its environment, its ``TF_CONFIG``.
+
+The environment is built from nothing: a trainer reaches this service's storage and finds no
+credentials of the person who runs the service (facts measured with TensorFlow, gcsfs, google-auth,
+gsutil and gcloud).  That stops accidents, not hostile code, which runs as the same user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+MARKER = "AIPTRAINING_REPLICA"
+"""Variable by which processes of a replica are found again, wherever they went."""
+
+# Where this machine keeps its roots of trust, its accelerators' libraries and its way out.
+_PASSED_ON = (
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+)
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+_CHIEF_SINCE = (2, 1)
+
+
+def command(python: Path, training_input: Mapping[str, Any]) -> list[str]:
+    """Return argv of a replica that runs a Python module.
+
+    The user's arguments in their order, then ``--job-dir`` and the path as two tokens, last; no
+    jobDir, no flag.  Source: logs of ML v1 runs, facts/ml-v1.md §1.9.
+    """
+    argv = [str(python), "-m", training_input["pythonModule"], *training_input.get("args", [])]
+    if training_input.get("jobDir"):
+        argv += ["--job-dir", training_input["jobDir"]]
+    return argv
+
+
+def primary_name(training_input: Mapping[str, Any]) -> str:
+    """Return ``chief`` or ``master``: the name of the first replica in ``TF_CONFIG``.
+
+    Runtime 2.1 and later say chief, older ones master; a custom container says master unless
+    ``useChiefInTfConfig``.  Source: "Details of TF_CONFIG" of ML v1.
+    """
+    if (training_input.get("masterConfig") or {}).get("imageUri"):
+        return "chief" if training_input.get("useChiefInTfConfig") else "master"
+    version = re.match(r"(\d+)\.(\d+)", str(training_input.get("runtimeVersion", "")))
+    if version and (int(version[1]), int(version[2])) < _CHIEF_SINCE:
+        return "master"
+    return "chief"
+
+
+def tf_config(
+    training_input: Mapping[str, Any],
+    addresses: Mapping[str, Sequence[str]],
+    role: str,
+    position: int,
+    *,
+    cloud: str,
+    trial: str = "",
+) -> dict[str, Any]:
+    """Return ``TF_CONFIG`` of one replica.
+
+    :param addresses: role (``master``, ``worker``, ``ps``) → ``host:port`` of its replicas.
+    :param role: this replica's role.
+    :param cloud: opaque id of the job.
+    :param trial: trial id of a tuning job, else empty.
+    """
+    names = {"master": primary_name(training_input)}
+    task: dict[str, Any] = {"type": names.get(role, role), "index": position, "cloud": cloud}
+    if trial:
+        task["trial"] = trial
+    return {
+        "cluster": {names.get(name, name): list(hosts) for name, hosts in addresses.items()},
+        "task": task,
+        "job": dict(training_input),
+        "environment": "cloud",
+    }
+
+
+def environment(
+    folder: Path,
+    *,
+    uid: str,
+    python: Path,
+    project: str,
+    job_id: str,
+    service_url: str,
+    tf_config: Mapping[str, Any],
+    base: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Return the variables of a replica.
+
+    :param folder: the replica's own folder, with ``home``, ``tmp`` and ``gcloud`` in it.
+    :param uid: the replica's uid, put into ``MARKER``.
+    :param python: the interpreter; its folder comes first on PATH.
+    :param service_url: where this service is reached, without a slash at the end.
+    :param base: what the few variables that pass are taken from.
+    """
+    env = {name: base[name] for name in _PASSED_ON if base.get(name)}
+    for name in _PROXIES:
+        # A proxy with a password in its address is a credential.
+        if base.get(name) and not urlsplit(base[name]).password:
+            env[name] = base[name]
+    env |= {
+        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "VIRTUAL_ENV": str(python.parent.parent),
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "PYTHONUNBUFFERED": "1",
+        MARKER: uid,
+        # The job.
+        "TF_CONFIG": json.dumps(tf_config),
+        "CLOUD_ML_JOB_ID": job_id,
+        "CLOUD_ML_PROJECT_ID": project,
+        "CLOUD_ML_HP_METRIC_FILE": str(folder / "hypertune" / "output.metrics"),
+        # Storage is here ...
+        "STORAGE_EMULATOR_HOST": service_url,
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else gcsfs stalls for 80 s
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{service_url}/storage/v1/",
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+        # ... and nobody's credentials are.
+        "GOOGLE_CLOUD_PROJECT": project,
+        "CLOUDSDK_CORE_PROJECT": project,
+        "CLOUDSDK_CONFIG": str(folder / "gcloud"),
+        "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+        "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
+        "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+        "NO_GCE_CHECK": "true",
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "local",
+    }
+    return env

@@ -1,0 +1,262 @@
+"""Run the embedded training service as a process.
+
+``aiptraining serve`` and ``python -m airflow_aiptraining.local.serve`` end here.  When the service
+answers, it says so in one line of JSON on stdout, and in a file if one is named::
+
+    {"ml": "http://127.0.0.1:P", "logging": …, "storage": …, "pid": n}
+
+It keeps its port over restarts, if nobody says which and the last one is free: replicas that
+outlive a service find the next one where the last one was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import ipaddress
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from airflow_aiptraining.exceptions import AIPTrainingError
+from airflow_aiptraining.local.app import create_app
+from airflow_aiptraining.local.training import TrainingSettings
+
+_GRACE_SECONDS = 3
+
+
+class ServiceNotStartedError(AIPTrainingError):
+    """The service can't run here; the text says why and what to do."""
+
+
+def serve(
+    data: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    ready_file: Path | None = None,
+    token_file: Path | None = None,
+    allowed_hosts: Collection[str] = (),
+    capacity: int | None = None,
+    stop_jobs: bool = False,
+) -> None:
+    """Run the service until SIGTERM or SIGINT.
+
+    :param data: folder with everything that it keeps; made if missing.  One service at a time.
+    :param host: address to listen on; another than loopback only with *token_file*.
+    :param port: 0: the one that it had last time, or a free one.
+    :param ready_file: where to write the ready line, besides stdout.
+    :param token_file: file with a token that every request must carry.
+    :param allowed_hosts: Host names accepted beside loopback ones.
+    :param capacity: jobs that run at once; None: as many as there are processors, two at least.
+    :param stop_jobs: at the end cancel all jobs and wait; else replicas go on, and the next service
+        on the same folder takes them up.
+    :raises ServiceNotStartedError: the folder has a service already, the port is taken, the host
+        isn't loopback and there is no token.
+    """
+    token = _read_token(token_file) if token_file else None
+    if token is None and not _is_loopback(host):
+        raise ServiceNotStartedError(
+            f"The service runs code for whoever reaches it, so it listens on {host} only with "
+            "--token-file: a file with a secret that clients send as 'Authorization: Bearer …'."
+        )
+    data.mkdir(parents=True, exist_ok=True)
+    with _only_one(data), _listen(host, port, data / "port") as listener:
+        own_host, own_port = listener.getsockname()[:2]
+        # Replicas are on this machine, whatever address others use.
+        reached = "127.0.0.1" if own_host in {"0.0.0.0", "::"} else own_host  # noqa: S104
+        url = f"http://[{reached}]:{own_port}" if ":" in reached else f"http://{reached}:{own_port}"
+        app = create_app(
+            data,
+            allowed_hosts=allowed_hosts,
+            token=token,
+            training=TrainingSettings(service_url=url, capacity=capacity, stop_jobs=stop_jobs),
+        )
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            ws="none",
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+        server = _Server(config, ready={"ml": url, "logging": url, "storage": url}, file=ready_file)
+        asyncio.run(server.run_on(listener))
+        if not server.started:
+            raise ServiceNotStartedError("The service could not start; its log says why.")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it is ready, and ends with exit code 0 on SIGTERM and SIGINT."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, ready: dict[str, str | int], file: Path | None
+    ) -> None:
+        super().__init__(config)
+        self._ready = {**ready, "pid": os.getpid()}
+        self._file = file
+
+    async def run_on(self, listener: socket.socket) -> None:
+        """Serve until a signal comes."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        await self.serve(sockets=[listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then tell."""
+        await super().startup(sockets)
+        if not self.started:
+            return
+        line = json.dumps(self._ready)
+        if self._file:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            temporary.write_text(line + "\n", encoding="utf-8")
+            temporary.rename(self._file)
+        # Whoever started the service may have closed the pipe by now.
+        with contextlib.suppress(OSError):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to ``run_on``: uvicorn would raise them again at the end."""
+        yield
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+@contextmanager
+def _only_one(data: Path) -> Iterator[None]:
+    """Hold the folder's lock; the kernel lets go of it however the process ends.
+
+    :raises ServiceNotStartedError: another process holds it.
+    """
+    with (data / "service.lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ServiceNotStartedError(
+                f"The embedded service of {data} is running already, as process "
+                f"{file.read().strip() or '?'}. Use that one, stop it, or choose another folder "
+                "with --data."
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _listen(host: str, port: int, remembered: Path) -> socket.socket:
+    """Return a listening socket, and remember its port for the next start."""
+    if not port:
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            return _bound(host, int(remembered.read_text(encoding="ascii")))
+    try:
+        listener = _bound(host, port)
+    except OSError as error:
+        raise ServiceNotStartedError(
+            f"Can't listen on {host}:{port}: {error.strerror or error}. Choose another port, or "
+            "leave --port out."
+        ) from error
+    remembered.write_text(str(listener.getsockname()[1]), encoding="ascii")
+    return listener
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(256)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ServiceNotStartedError(f"The token file can't be read: {error}.") from error
+    if len(token) < 16:
+        raise ServiceNotStartedError(
+            f"The token in {path} has {len(token)} characters; give it 16 at least."
+        )
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the service's options to a command line."""
+    parser.add_argument("--data", type=Path, required=True, help="folder that keeps everything")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="0: the last one, or a free one")
+    parser.add_argument("--ready-file", type=Path, help="where to write the ready line")
+    parser.add_argument("--token-file", type=Path, help="secret that requests must carry")
+    parser.add_argument(
+        "--allow-host", action="append", default=[], help="further Host name (repeatable)"
+    )
+    parser.add_argument("--capacity", type=int, help="jobs that run at once")
+    parser.add_argument(
+        "--stop-jobs", action="store_true", help="at the end cancel all jobs and wait for them"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the service as the command line asks.
+
+    :param options: of ``add_arguments``.
+    :raises ServiceNotStartedError: it can't run.
+    """
+    serve(
+        options.data,
+        host=options.host,
+        port=options.port,
+        ready_file=options.ready_file,
+        token_file=options.token_file,
+        allowed_hosts=options.allow_host,
+        capacity=options.capacity,
+        stop_jobs=options.stop_jobs,
+    )
+
+
+def main() -> int:
+    """Run ``python -m airflow_aiptraining.local.serve``.
+
+    :return: exit code.
+    """
+    parser = argparse.ArgumentParser(prog="aiptraining serve", description=serve.__doc__)
+    add_arguments(parser)
+    try:
+        run(parser.parse_args())
+    except ServiceNotStartedError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

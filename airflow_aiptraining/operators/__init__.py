@@ -1,0 +1,1 @@
+"""The life of a task: package, submit, wait, judge, export."""

@@ -1,0 +1,273 @@
+"""Submits a job exactly once: create it, or find out what became of the one that is there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from airflow_aiptraining.core.attempts import (
+    SPEC,
+    TRY,
+    Action,
+    Ledger,
+    Stamp,
+    decide,
+    was_cleared,
+)
+from airflow_aiptraining.core.job_ids import WorkId
+from airflow_aiptraining.exceptions import (
+    JobConflictError,
+    JobExistsError,
+    JobNotFoundError,
+    ServiceError,
+    TransientServiceError,
+)
+from airflow_aiptraining.services.ml_v1 import MLv1Service
+from airflow_aiptraining.services.retries import PATIENCE, patiently, pause_after
+
+log = logging.getLogger(__name__)
+
+#: Where the ledger lies in Airflow's task state store.
+LEDGER_KEY = "aiptraining_ledger"
+
+
+class StateStore(Protocol):
+    """Airflow's task state store, as far as it is used here."""
+
+    def get(self, key: str) -> Any:
+        """Return the value, or ``None``."""
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep the value over retries and clears."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The job of this task's current attempt.
+
+    :param job: the Job resource as last read.
+    :param service: where it runs; an attempt that was found may run elsewhere than a new one would.
+    :param attempt: 1, 2, ...
+    :param must_end_first: the job is being cancelled; once it has ended, :meth:`Submission.obtain`
+        decides anew.  Two attempts never run at the same time.
+    """
+
+    job: dict[str, Any]
+    service: MLv1Service
+    attempt: int
+    must_end_first: bool = False
+
+
+@dataclass
+class Submission:
+    """One piece of work and everything needed to submit it.
+
+    :param service: where new attempts go.
+    :param service_at: gives the service at a ledger's place: project and endpoint.
+    :param service_name: ``local``, ``ml_v1`` ...
+    :param work: names the attempts.
+    :param owner: value of the label ``airflow-owner``.
+    :param spec: value of the label ``airflow-spec``.
+    :param body_of: gives the wire body of an attempt, by its id.
+    :param stamp: of this try.
+    :param store: keeps the ledger.
+    :param timeout: seconds from the job's createTime to its deadline; ``None`` for none.
+    :param cancel_on_kill: cancel an attempt whose task somebody cleared.
+    :param patience: seconds to bear with a service that doesn't answer.
+    """
+
+    service: MLv1Service
+    service_at: Callable[[Ledger], MLv1Service]
+    service_name: str
+    work: WorkId
+    owner: str
+    spec: str
+    body_of: Callable[[str], dict[str, Any]]
+    stamp: Stamp
+    store: StateStore
+    timeout: float | None
+    cancel_on_kill: bool
+    patience: float = PATIENCE
+
+    def obtain(self) -> Submitted:
+        """Return the job to wait for, or whose result to take; submit it if there is none.
+
+        :raises JobConflictError: the id is another's.
+        :raises ServiceError: the service refuses the job.
+        :raises TransientServiceError: the service hasn't answered for ``patience`` seconds.  The
+            next try finds what was made.
+        """
+        ledger = Ledger.from_json(self.store.get(LEDGER_KEY))
+        attempt = ledger.attempt if ledger else 1
+        service = self.service_at(ledger) if ledger else self.service
+        found = self._read(service, ledger.job_id) if ledger else None
+        while True:
+            cleared = found is not None and was_cleared(found, ledger, self.stamp)
+            action = decide(
+                found,
+                owner=self.owner,
+                cleared=cleared,
+                cancel_on_kill=self.cancel_on_kill,
+            )
+            if found is not None:
+                self._tell(action, found, cleared)
+            match action:
+                case Action.CREATE:
+                    service = self.service
+                    created, found = self._create(attempt)
+                    if created is not None:
+                        return Submitted(created, service, attempt)
+                case Action.REFUSE:
+                    assert found is not None
+                    raise self._refusal(found)
+                case Action.ATTACH | Action.TAKE_RESULT:
+                    assert found is not None
+                    self._adopt(found, service, attempt)
+                    return Submitted(found, service, attempt)
+                case Action.CANCEL | Action.WAIT:
+                    assert found is not None
+                    if action is Action.CANCEL:
+                        found = self._cancel(service, found)
+                    if found["state"] not in ("SUCCEEDED", "FAILED", "CANCELLED"):
+                        return Submitted(found, service, attempt, must_end_first=True)
+                    # It ended while it was being cancelled: decide by its end.
+                case Action.NEXT_ATTEMPT:
+                    attempt += 1
+                    found = None
+
+    def _create(self, attempt: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """Submit the attempt; return (the new job, None), or (None, the job that bears its id).
+
+        A lost answer is a question, not a failure: the job is looked for before it is sent again.
+        """
+        job_id = self.work.attempt(attempt)
+        body = self.body_of(job_id)
+        # Written before the job is made: whoever comes next knows where to look.
+        self._write(job_id, self.service, attempt)
+        until, failures = time.monotonic() + self.patience, 0
+        while True:
+            try:
+                created = self.service.create_job(body)
+            except JobExistsError:
+                return None, patiently(lambda: self.service.get_job(job_id), patience=self.patience)
+            except TransientServiceError as error:
+                failures += 1
+                pause = pause_after(error, failures)
+                if found := self._read(self.service, job_id):
+                    return None, found
+                if time.monotonic() + pause > until:
+                    raise
+                log.warning("%s. No job was made; sending it again in %.0f s.", error, pause)
+                time.sleep(pause)
+            else:
+                self._write(job_id, self.service, attempt, created=created)
+                return created, None
+
+    def _read(self, service: MLv1Service, job_id: str) -> dict[str, Any] | None:
+        try:
+            return patiently(lambda: service.get_job(job_id), patience=self.patience)
+        except JobNotFoundError:
+            return None
+
+    def _cancel(self, service: MLv1Service, found: dict[str, Any]) -> dict[str, Any]:
+        job_id = found["jobId"]
+        try:
+            patiently(lambda: service.cancel_job(job_id), patience=self.patience)
+        except ServiceError as error:
+            # 400: it ended in the meantime.
+            if error.status != 400:
+                raise
+        return patiently(lambda: service.get_job(job_id), patience=self.patience)
+
+    def _adopt(self, found: Mapping[str, Any], service: MLv1Service, attempt: int) -> None:
+        self._write(found["jobId"], service, attempt, created=found, adopted=True)
+
+    def _write(
+        self,
+        job_id: str,
+        service: MLv1Service,
+        attempt: int,
+        *,
+        created: Mapping[str, Any] | None = None,
+        adopted: bool = False,
+    ) -> None:
+        ledger = Ledger(
+            attempt=attempt,
+            job_id=job_id,
+            service=self.service_name,
+            api_endpoint=service.api_endpoint,
+            project_id=service.project_id,
+            stamp=self.stamp,
+        )
+        if created is not None:
+            ledger = replace(ledger, deadline=deadline_of(created, self.timeout))
+        if created is not None and adopted:
+            ledger = replace(ledger, adopted=str(created.get("labels", {}).get(TRY, "")))
+        self.store.set(LEDGER_KEY, ledger.to_json())
+
+    def _tell(self, action: Action, found: Mapping[str, Any], cleared: bool) -> None:
+        why = ", and somebody cleared the task" if cleared else ""
+        log.info(
+            "Job %s exists and is %s%s: %s.",
+            found.get("jobId"),
+            found.get("state"),
+            why,
+            _IN_WORDS[action],
+        )
+        kept = action in (Action.ATTACH, Action.TAKE_RESULT)
+        if kept and found.get("labels", {}).get(SPEC) != self.spec:
+            log.warning(
+                "Job %s was submitted with other values than the DAG gives now (%s). It is kept; "
+                "clear the task to train with the new ones.",
+                found.get("jobId"),
+                ", ".join(self._differences(found)) or "its package or labels",
+            )
+
+    def _differences(self, found: Mapping[str, Any]) -> list[str]:
+        """Return the fields that this try would send otherwise."""
+        asked = self.body_of(found["jobId"])["trainingInput"]
+        has = found.get("trainingInput", {})
+        return sorted(key for key in {*asked, *has} if asked.get(key) != has.get(key))
+
+    def _refusal(self, found: Mapping[str, Any]) -> JobConflictError:
+        labels = found.get("labels", {})
+        whose = ", ".join(
+            f"{name} {labels[f'airflow-{name}']!r}"
+            for name in ("dag", "task", "run")
+            if labels.get(f"airflow-{name}")
+        )
+        return JobConflictError(
+            f"Job {found.get('jobId')!r} (project {self.service.project_id!r}) exists already and "
+            f"belongs to {whose or 'something outside this Airflow'}. Nothing was submitted. Give "
+            "the operator a job_id of its own; if another Airflow uses the project, give each its "
+            "own deployment name."
+        )
+
+
+_IN_WORDS = {
+    Action.REFUSE: "it is not this task's",
+    Action.ATTACH: "waiting for it",
+    Action.CANCEL: "cancelling it",
+    Action.WAIT: "waiting for its end",
+    Action.TAKE_RESULT: "taking its result",
+    Action.NEXT_ATTEMPT: "making the next attempt",
+}
+
+
+def deadline_of(job: Mapping[str, Any], timeout: float | None) -> float | None:
+    """Return the job's deadline in epoch seconds: its createTime and the task's timeout.
+
+    :param timeout: seconds; ``None`` for none.
+    """
+    from datetime import datetime
+
+    if timeout is None:
+        return None
+    created = str(job.get("createTime") or "")
+    try:
+        return datetime.fromisoformat(created).timestamp() + timeout
+    except ValueError:
+        return time.time() + timeout

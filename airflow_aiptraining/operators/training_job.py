@@ -1,0 +1,561 @@
+"""Submits a training job and waits for it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
+
+from airflow_aiptraining.core.overridable import DEFAULT_OVERRIDABLE
+from airflow_aiptraining.links import AIPTrainingJobLink, job_url
+from airflow_aiptraining.operators.job_arguments import FIELD_OF
+from airflow_aiptraining.triggers.given_up import task_was_given_up
+from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_aiptraining.core.attempts import Ledger
+    from airflow_aiptraining.hooks.training import AIPTrainingHook
+    from airflow_aiptraining.operators.job_request import JobRequest
+    from airflow_aiptraining.operators.submission import Submission, Submitted
+    from airflow_aiptraining.services.ml_v1 import MLv1Service
+
+#: A cancelled job gets so many seconds to end before the task stops looking.
+CANCEL_LIMIT = 120.0
+#: A cleared task's old attempt gets so many seconds to end before a retry is asked for.
+OLD_ATTEMPT_LIMIT = 1_800.0
+#: Airflow's own trigger timeout orphans jobs, so it comes only so long after the deadline.
+BACKSTOP = timedelta(hours=1)
+
+
+class AIPTrainingJobOperator(BaseOperator):
+    """Packages a trainer, submits its training job once, and waits for the job.
+
+    The job is merged from the config file, the arguments here (named as gcloud's flags), and the
+    run's params.  Retries attach to a job that is still running, take the result of one that
+    succeeded, and make a new attempt after one that failed; clearing the task trains again.
+
+    :param job_id: base of the job ids (letters, digits, underscores); the run's date and the
+        attempt are added.  By default made from dag id and task id.
+    :param config: YAML or JSON file in the form of the API's Job; a path relative to the DAG file,
+        or ``gs://``.  Its values may hold templates and ``{job_id}``.
+    :param package_path: the trainer's package folder, relative to the DAG file; built and uploaded
+        once for each state of its sources.
+    :param packages: ready archives, local or ``gs://``.
+    :param module_name: the trainer's main module, e.g. ``trainer.task``.
+    :param job_dir: ``gs://`` folder for the job's output, passed to the trainer as ``--job-dir``;
+        may hold ``{job_id}``, the attempt's own id.
+    :param staging_bucket: for packages; by default the connection's, else job_dir's.
+    :param args: arguments for the trainer; replace the config file's.
+    :param extra_args: appended to them.
+    :param training_input: fields of the API's ``TrainingInput`` that have no argument here.
+    :param labels: of the job; names that begin with ``airflow-`` are the operator's.
+    :param overridable: paths of ``trainingInput`` that the run's params may set; see
+        :mod:`airflow_aiptraining.core.overridable`.
+    :param project_id: by default the connection's.
+    :param gcp_conn_id: an ``aiptraining`` or ``google_cloud_platform`` connection.
+    :param impersonation_chain: service account, or chain of them, to impersonate.
+    :param poll_interval: seconds between two looks at the job.
+    :param timeout: seconds from the job's creation until it is cancelled and the task fails;
+        by default the task's ``execution_timeout``.
+    :param deferrable: wait in the triggerer, without a worker; by default Airflow's
+        ``[operators] default_deferrable``.
+    :param wait_for_completion: ``False`` ends the task when the job is submitted.
+    :param cancel_on_kill: cancel the job when a person gives up the task (marks it, clears it, or
+        its run fails).
+    :param dry_run: check everything and log the job; build, upload and submit nothing.
+
+    The other arguments set the field of the same name: ``region``, ``scale_tier``,
+    ``runtime_version``, ``python_version``, ``service_account``, ``enable_web_access``,
+    ``network``, ``kms_key``, ``use_chief_in_tf_config``, ``tpu_tf_version`` and, for ``master``,
+    ``worker`` and ``parameter_server``: ``…_machine_type``, ``…_count`` (not for master),
+    ``…_image_uri``, ``…_accelerator`` (``{"type", "count"}``).
+
+    XCom: the result of :func:`airflow_aiptraining.operators.job_result.job_result`; ``job_id``
+    from the moment of submission; ``training_job``, the submitted body with where each value came
+    from.
+    """
+
+    template_fields: Sequence[str] = (
+        "job_id",
+        "config",
+        "package_path",
+        "packages",
+        *FIELD_OF,
+        "staging_bucket",
+        "extra_args",
+        "training_input",
+        "project_id",
+        "gcp_conn_id",
+        "impersonation_chain",
+    )
+    operator_extra_links = (AIPTrainingJobLink(),)
+    ui_color = "#e8f0fe"
+
+    def __init__(
+        self,
+        *,
+        job_id: str | None = None,
+        config: str | None = None,
+        package_path: str | None = None,
+        packages: Sequence[str] | None = None,
+        module_name: str | None = None,
+        job_dir: str | None = None,
+        staging_bucket: str | None = None,
+        region: str | None = None,
+        scale_tier: str | None = None,
+        runtime_version: str | None = None,
+        python_version: str | None = None,
+        service_account: str | None = None,
+        enable_web_access: bool | None = None,
+        labels: dict[str, str] | None = None,
+        kms_key: str | None = None,
+        network: str | None = None,
+        master_machine_type: str | None = None,
+        master_image_uri: str | None = None,
+        master_accelerator: dict[str, Any] | None = None,
+        worker_machine_type: str | None = None,
+        worker_count: int | str | None = None,
+        worker_image_uri: str | None = None,
+        worker_accelerator: dict[str, Any] | None = None,
+        parameter_server_machine_type: str | None = None,
+        parameter_server_count: int | str | None = None,
+        parameter_server_image_uri: str | None = None,
+        parameter_server_accelerator: dict[str, Any] | None = None,
+        use_chief_in_tf_config: bool | None = None,
+        tpu_tf_version: str | None = None,
+        args: Sequence[str] | None = None,
+        extra_args: Sequence[str] | None = None,
+        training_input: dict[str, Any] | None = None,
+        overridable: Sequence[str] = DEFAULT_OVERRIDABLE,
+        project_id: str | None = None,
+        gcp_conn_id: str = "aiptraining_default",
+        impersonation_chain: str | Sequence[str] | None = None,
+        poll_interval: float = 30.0,
+        timeout: float | timedelta | None = None,
+        deferrable: bool | None = None,
+        wait_for_completion: bool = True,
+        cancel_on_kill: bool = True,
+        dry_run: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job_id = job_id
+        self.config = config
+        self.package_path = package_path
+        self.packages = packages
+        self.module_name = module_name
+        self.job_dir = job_dir
+        self.staging_bucket = staging_bucket
+        self.region = region
+        self.scale_tier = scale_tier
+        self.runtime_version = runtime_version
+        self.python_version = python_version
+        self.service_account = service_account
+        self.enable_web_access = enable_web_access
+        self.labels = labels
+        self.kms_key = kms_key
+        self.network = network
+        self.master_machine_type = master_machine_type
+        self.master_image_uri = master_image_uri
+        self.master_accelerator = master_accelerator
+        self.worker_machine_type = worker_machine_type
+        self.worker_count = worker_count
+        self.worker_image_uri = worker_image_uri
+        self.worker_accelerator = worker_accelerator
+        self.parameter_server_machine_type = parameter_server_machine_type
+        self.parameter_server_count = parameter_server_count
+        self.parameter_server_image_uri = parameter_server_image_uri
+        self.parameter_server_accelerator = parameter_server_accelerator
+        self.use_chief_in_tf_config = use_chief_in_tf_config
+        self.tpu_tf_version = tpu_tf_version
+        self.args = args
+        self.extra_args = extra_args
+        self.training_input = training_input
+        self.overridable = overridable
+        self.project_id = project_id
+        self.gcp_conn_id = gcp_conn_id
+        self.impersonation_chain = impersonation_chain
+        self.poll_interval = _positive(poll_interval, "poll_interval")
+        limit = timeout if timeout is not None else self.execution_timeout
+        seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
+        self.timeout = None if seconds is None else _positive(seconds, "timeout")
+        self.deferrable = (
+            conf.getboolean("operators", "default_deferrable", fallback=False)
+            if deferrable is None
+            else deferrable
+        )
+        self.wait_for_completion = wait_for_completion
+        self.cancel_on_kill = cancel_on_kill
+        # BaseOperator has a method of the name dry_run.
+        self.is_dry_run = dry_run
+        self._killed = False
+
+    @cached_property
+    def hook(self) -> AIPTrainingHook:
+        """The hook, also in a process where ``execute`` never ran."""
+        from airflow_aiptraining.hooks.training import AIPTrainingHook
+
+        return AIPTrainingHook(self.gcp_conn_id, self.impersonation_chain)
+
+    # Submitting -------------------------------------------------------------------------------
+
+    def execute(self, context: Context) -> Any:
+        """Submit the job, or find the one that an earlier try submitted, and wait for it."""
+        return self._obtain_and_wait(context)
+
+    def execute_after_end(self, context: Context, event: Mapping[str, Any]) -> Any:
+        """Go on when an earlier attempt that was being cancelled has ended."""
+        from airflow_aiptraining.exceptions import JobTimeoutError
+
+        if event["event"] == "timeout":
+            raise JobTimeoutError(
+                f"Job {event['job_id']!r} has been CANCELLING for too long; no new attempt is made "
+                "beside it. Look at the service, then retry the task."
+            )
+        return self._obtain_and_wait(context)
+
+    def _obtain_and_wait(self, context: Context) -> Any:
+        from airflow_aiptraining.exceptions import (
+            AIPTrainingError,
+            ServiceError,
+            TransientServiceError,
+        )
+
+        try:
+            submission = self._submission(context)
+            if submission is None:
+                return self._dry_result
+            submitted = submission.obtain()
+        except TransientServiceError:
+            raise
+        except AIPTrainingError as error:
+            if isinstance(error, ServiceError) and error.status in (401, 403, 404, 0):
+                raise  # rights and projects get mended; a retry may find them so
+            raise AirflowFailException(str(error)) from error
+        if submitted.must_end_first:
+            return self._wait_for_old_attempt(context, submitted)
+        self._tell(context, submitted)
+        return self._wait(context, submitted.job, submitted.service)
+
+    def _submission(self, context: Context) -> Submission | None:
+        """Return what is to be submitted, all checked and packaged; ``None`` on a dry run."""
+        from airflow_aiptraining.core.attempts import job_labels, owner_label
+        from airflow_aiptraining.operators.submission import Submission
+        from airflow_aiptraining.operators.task_identity import stamp_of, work_of
+
+        ti = context["ti"]
+        service = self.hook.get_service(self.project_id)
+        work = work_of(context, self.job_id)
+        request = self._request(context, work.attempt(1))
+        if self.is_dry_run:
+            return None
+        stamp = stamp_of(context)
+        owner = owner_label(self._deployment(), ti.dag_id, ti.task_id, ti.run_id, _map_index(ti))
+        labels = job_labels(
+            owner=owner,
+            spec=request.spec,
+            stamp=stamp,
+            dag_id=ti.dag_id,
+            task_id=ti.task_id,
+            run_id=ti.run_id,
+        )
+        return Submission(
+            service=service,
+            service_at=self._service_at,
+            service_name=self.hook.settings.service,
+            work=work,
+            owner=owner,
+            spec=request.spec,
+            body_of=lambda job_id: request.body(job_id, labels),
+            stamp=stamp,
+            store=_KeptForEver(context["task_state_store"]),
+            timeout=self.timeout,
+            cancel_on_kill=self.cancel_on_kill,
+        )
+
+    def _request(self, context: Context, job_id: str) -> JobRequest:
+        """Return the merged and checked job, its packages in the staging bucket."""
+        from airflow_aiptraining.core.config import params_layer
+        from airflow_aiptraining.exceptions import InvalidJobError
+        from airflow_aiptraining.operators.job_request import merge_request, read_config
+        from airflow_aiptraining.operators.trainer import Trainer
+        from airflow_aiptraining.params import declared_paths
+
+        dag = context["dag"]
+        folder = Path(dag.folder)
+        environment = dag.get_template_env(force_sandboxed=True)
+        request = merge_request(
+            config=read_config(self.config, folder, self.hook.get_storage_client)
+            if self.config
+            else None,
+            render=lambda text: self.render_template(text, context, environment),
+            arguments={name: getattr(self, name) for name in (*FIELD_OF, "training_input")},
+            params=params_layer(
+                context["params"], declared_paths(dag.params, self.params), self.overridable
+            ),
+            extra_args=self.extra_args or (),
+            conn_id=self.gcp_conn_id,
+            settings=self.hook.settings,
+        )
+        request = self._with_running_time(request)
+        trainer = Trainer.of(
+            package_path=self.package_path,
+            packages=self.packages,
+            folder=folder,
+            staging_bucket=self.staging_bucket,
+            hook=self.hook,
+        )
+        violations = trainer.violations(request) + trainer.planned(request).violations(job_id)
+        if violations:
+            raise InvalidJobError(violations)
+        for note in request.merged.notes:
+            self.log.info("%s", note)
+        if self.is_dry_run:
+            planned = trainer.planned(request)
+            self._tell_body(context, planned, job_id)
+            self._dry_result = {
+                "job_id": job_id,
+                "project_id": self.project_id or self.hook.project_id,
+                "state": None,
+                "job_dir": planned.body(job_id)["trainingInput"].get("jobDir"),
+                "dry_run": True,
+            }
+            return planned
+        trainer.check_buckets(request, job_id)
+        request = trainer.staged(request)
+        self._tell_body(context, request, job_id)
+        return request
+
+    def _with_running_time(self, request: JobRequest) -> JobRequest:
+        """Bound the bill with Airflow down: the whole timeout, where no maxRunningTime is set."""
+        scheduling = request.merged.job.get("trainingInput", {}).get("scheduling") or {}
+        if self.timeout is None or not isinstance(scheduling, Mapping):
+            return request
+        if scheduling.get("maxRunningTime"):
+            return request
+        limit = {**scheduling, "maxRunningTime": f"{math.ceil(self.timeout)}s"}
+        return request.with_values("argument timeout", {"scheduling": limit})
+
+    def _deployment(self) -> str:
+        from airflow_aiptraining.hooks.settings import LOCAL, ConnectionSettingsError
+
+        settings = self.hook.settings
+        name = conf.get("aiptraining", "deployment", fallback="") or settings.deployment
+        if not name and settings.service != LOCAL:
+            raise ConnectionSettingsError(
+                "This Airflow has no deployment name: another one that uses the same project could "
+                "take this task's jobs for its own. Set [aiptraining] deployment in airflow.cfg, "
+                f"or 'deployment' on connection {self.gcp_conn_id!r}, to a name of its own, e.g. "
+                "'prod'."
+            )
+        return name
+
+    def _service_at(self, ledger: Ledger) -> MLv1Service:
+        return self.hook.get_service(ledger.project_id, api_endpoint=ledger.api_endpoint)
+
+    def _tell_body(self, context: Context, request: JobRequest, job_id: str) -> None:
+        from airflow_aiptraining.operators.telling import body_and_origins
+
+        told = body_and_origins(request, job_id)
+        self.log.info("The job, and where each value came from:\n%s", told.text)
+        context["ti"].xcom_push(key="training_job", value=told.xcom)
+
+    def _tell(self, context: Context, submitted: Submitted) -> None:
+        job_id = submitted.job["jobId"]
+        url = self._url(submitted.service, job_id)
+        context["ti"].xcom_push(key="job_id", value=job_id)
+        context["ti"].xcom_push(key=AIPTrainingJobLink().xcom_key, value=url)
+        self.log.info("Job %s (attempt %d): %s", job_id, submitted.attempt, url)
+
+    def _url(self, service: MLv1Service, job_id: str) -> str:
+        name = self.hook.settings.service
+        return job_url(name, service.api_endpoint, service.project_id, job_id)
+
+    # Waiting ----------------------------------------------------------------------------------
+
+    def _wait(self, context: Context, job: dict[str, Any], service: MLv1Service) -> Any:
+        from airflow_aiptraining.core.states import JobState
+        from airflow_aiptraining.operators.job_result import job_result
+        from airflow_aiptraining.operators.submission import deadline_of
+
+        if JobState.of(job).is_terminal:
+            return self._finish(job, service)
+        if not self.wait_for_completion:
+            return job_result(job, service.project_id)
+        deadline = deadline_of(job, self.timeout)
+        if not self.deferrable:
+            return self._wait_here(context, job, service, deadline)
+        left = None if deadline is None else timedelta(seconds=max(0.0, deadline - time.time()))
+        self.defer(
+            trigger=self._trigger(job["jobId"], service, deadline),
+            method_name="execute_complete",
+            timeout=None if left is None else left + BACKSTOP,
+        )
+
+    def _trigger(
+        self, job_id: str, service: MLv1Service, deadline: float | None
+    ) -> AIPTrainingJobTrigger:
+        return AIPTrainingJobTrigger(
+            job_id=job_id,
+            project_id=service.project_id,
+            service=self.hook.settings.service,
+            api_endpoint=service.api_endpoint,
+            gcp_conn_id=self.gcp_conn_id,
+            impersonation_chain=self.impersonation_chain,
+            poll_interval=self.poll_interval,
+            deadline=deadline,
+            cancel_on_kill=self.cancel_on_kill,
+        )
+
+    def _wait_for_old_attempt(self, context: Context, submitted: Submitted) -> Any:
+        deadline = time.time() + OLD_ATTEMPT_LIMIT
+        if self.deferrable:
+            self.defer(
+                trigger=self._trigger(submitted.job["jobId"], submitted.service, deadline),
+                method_name="execute_after_end",
+            )
+        self._wait_in_worker(context, submitted.job, submitted.service, deadline)
+        return self._obtain_and_wait(context)
+
+    def _wait_here(
+        self, context: Context, job: dict[str, Any], service: MLv1Service, deadline: float | None
+    ) -> Any:
+        from airflow_aiptraining.core.states import JobState
+
+        try:
+            job = self._wait_in_worker(context, job, service, deadline)
+        except AirflowTaskTimeout:
+            self._cancel(service, job["jobId"], seconds=0)
+            raise
+        if JobState.of(job).is_terminal:
+            return self._finish(job, service)
+        return self._time_out(service, job["jobId"])
+
+    def _wait_in_worker(
+        self, context: Context, job: dict[str, Any], service: MLv1Service, deadline: float | None
+    ) -> dict[str, Any]:
+        """Return the job when it has ended or its deadline has passed."""
+        from airflow_aiptraining.core.states import JobState
+        from airflow_aiptraining.operators.waiting import wait_in_worker
+
+        ti = context["ti"]
+        while True:
+            job = wait_in_worker(
+                service,
+                job,
+                poll_interval=self.poll_interval,
+                deadline=deadline,
+                is_woken=lambda: self._killed,
+            )
+            if not self._killed or JobState.of(job).is_terminal:
+                return job
+            self._killed = False
+            if self.cancel_on_kill and task_was_given_up(
+                ti.dag_id, ti.run_id, ti.task_id, _map_index(ti)
+            ):
+                self._cancel(service, job["jobId"], seconds=0)
+                raise AirflowFailException(
+                    f"Job {job['jobId']!r} was cancelled: its task was given up."
+                )
+            self.log.info("Job %s goes on: its task was not given up.", job["jobId"])
+
+    def on_kill(self) -> None:
+        """Wake the waiting loop, which asks Airflow whether the task was given up.
+
+        Nothing more is done here: this runs in a signal handler, where a call to Airflow can
+        block for ever.
+        """
+        self._killed = True
+
+    # Judging ----------------------------------------------------------------------------------
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
+        """Judge the job that the trigger waited for."""
+        from airflow_aiptraining.core.states import JobState
+        from airflow_aiptraining.exceptions import ServiceError
+        from airflow_aiptraining.services.retries import patiently
+
+        service = self.hook.get_service(event["project_id"], api_endpoint=event["api_endpoint"])
+        job_id = event["job_id"]
+        if event["event"] == "error":
+            raise ServiceError(
+                f"Job {job_id!r} can't be read any more: {event['message']} The job may go on; a "
+                "retry of the task looks for it."
+            )
+        if event["event"] == "timeout":
+            return self._time_out(service, job_id)
+        job = patiently(lambda: service.get_job(job_id))
+        if not JobState.of(job).is_terminal:
+            return self._wait(context, job, service)
+        return self._finish(job, service)
+
+    def _finish(self, job: dict[str, Any], service: MLv1Service) -> dict[str, Any]:
+        """Return the result of a job that has ended, or raise its failure."""
+        from airflow_aiptraining.core.states import JobState
+        from airflow_aiptraining.exceptions import JobCancelledError
+        from airflow_aiptraining.operators.job_result import failure, job_result, waited_too_long
+
+        if JobState.of(job).is_successful:
+            result = job_result(job, service.project_id)
+            self.log.info("Job %s SUCCEEDED: %s", job["jobId"], result)
+            return result
+        error = failure(job, service, self.hook.settings.service, self._url(service, job["jobId"]))
+        if isinstance(error, JobCancelledError) and not waited_too_long(job):
+            # Somebody's decision: a retry would overrule it.
+            raise AirflowFailException(str(error)) from error
+        raise error
+
+    def _time_out(self, service: MLv1Service, job_id: str) -> dict[str, Any]:
+        """Cancel a job whose deadline has passed; take its result if it had just succeeded."""
+        from airflow_aiptraining.core.states import JobState
+        from airflow_aiptraining.exceptions import JobTimeoutError
+
+        job = self._cancel(service, job_id, seconds=CANCEL_LIMIT)
+        if JobState.of(job).is_successful:
+            return self._finish(job, service)
+        raise JobTimeoutError(
+            f"Training job {job_id!r} (project {service.project_id!r}) was not done "
+            f"{self.timeout:.0f} s after it was created; it was cancelled and is "
+            f"{job.get('state')}. Raise the operator's timeout if it needs longer."
+        )
+
+    def _cancel(self, service: MLv1Service, job_id: str, *, seconds: float) -> dict[str, Any]:
+        from airflow_aiptraining.operators.waiting import cancel_and_wait
+
+        self.log.info("Cancelling job %s.", job_id)
+        return cancel_and_wait(service, job_id, seconds=seconds)
+
+
+class _KeptForEver:
+    """Airflow's task state store, whose entries otherwise expire after 30 days."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def get(self, key: str) -> Any:
+        return self._store.get(key)
+
+    def set(self, key: str, value: Any) -> None:
+        from airflow.sdk.execution_time.context import NEVER_EXPIRE
+
+        self._store.set(key, value, retention=NEVER_EXPIRE)
+
+
+def _map_index(ti: Any) -> int:
+    return -1 if ti.map_index is None else int(ti.map_index)
+
+
+def _positive(seconds: float, name: str) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise ValueError(f"{name} must be a number of seconds above 0, not {seconds!r}.")
+    return float(seconds)

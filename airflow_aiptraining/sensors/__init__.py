@@ -1,0 +1,1 @@
+"""Waiting for jobs and models of other tasks."""

@@ -1,0 +1,271 @@
+"""The gate between training and whatever uses the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from airflow_aiptraining.core import job_ids
+from airflow_aiptraining.core.attempts import OWNER
+from airflow_aiptraining.core.conditions import parse_conditions
+from airflow_aiptraining.core.gates import parse_time, utc
+from airflow_aiptraining.exceptions import (
+    GateNotPassedError,
+    InvalidJobIdError,
+    JobNotFoundError,
+    StagingError,
+    TransientServiceError,
+)
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_aiptraining.hooks.model_gate import GatedJob, ModelGate
+    from airflow_aiptraining.hooks.training import AIPTrainingHook
+    from airflow_aiptraining.services.ml_v1 import MLv1Service
+
+_AWAY_KEY = "aiptraining_away_since"
+
+
+class AIPModelExportSensor(BaseSensorOperator):
+    """Passes once a job has SUCCEEDED, its model is whole and new, and its metrics are good enough.
+
+    A model is taken only if every part of it was written after the job was created, so an attempt
+    that wrote nothing doesn't pass on its predecessor's files.  Its value, for
+    :class:`~airflow_aiptraining.operators.export.AIPModelExportOperator`: ``job_id``,
+    ``project_id``, ``model_uri``, ``objects`` (name, generation, size, crc32c), ``metrics`` (finite
+    numbers under dotted names), ``conditions``, ``logical_date`` (``None`` for a job that no DAG
+    run submitted), ``attempt``, ``spec``, ``create_time``, ``end_time``, ``trial_id``.
+
+    Nothing is remembered between pokes: modes ``poke`` and ``reschedule`` both work.
+
+    :param job_id: the job; or the whole result of
+        :class:`~airflow_aiptraining.operators.training_job.AIPTrainingJobOperator`
+        (``job_id=train.output``).
+    :param job_id_base: instead of ``job_id``: the base that the training task has; the newest
+        attempt for ``logical_date`` is taken, and waited for if there is none yet.
+    :param logical_date: of the training run, where it isn't this DAG run; ISO 8601 or a datetime.
+    :param map_index: of a mapped training task; -1 for one that isn't mapped.
+    :param job_dir: where the job writes, if its own ``jobDir`` doesn't say.
+    :param model_uri: where the model lies, for trainers that write elsewhere than ``job_dir``;
+        ``{job_id}`` in both is the job's id.  Default: ``job_dir``; for a tuning job the best
+        trial's folder in it.
+    :param model_files: names or patterns (``*``, ``**``, a final ``/``) that make the model, for
+        shapes other than SavedModel, ``model.joblib``, ``model.pkl`` and ``model.bst``.
+    :param metrics: JSON file of the metrics: a name, looked for beside the model, then in
+        ``model_uri``, then in ``job_dir``; or a ``gs://`` URI; or ``None``.  A tuning job's final
+        metric is known under its tag without a file.
+    :param conditions: ``"accuracy >= 0.9"``, a list of such, or ``{"accuracy": ">= 0.9"}``; all
+        must hold.
+    :param on_failed_condition: ``fail`` (no retry) or ``skip``.
+    :param settle_time: seconds without another write before a model that was written to after the
+        job's end is taken; one that is older is taken at once.
+    :param grace_period: seconds after the job's end for which a model that isn't whole is waited
+        for; then the task fails.  ``None``: until the sensor's ``timeout``.
+    :param project_id: of the job; the connection's where not given.
+    :param gcp_conn_id: see :class:`~airflow_aiptraining.hooks.training.AIPTrainingHook`.
+    :param impersonation_chain: the same.
+    """
+
+    template_fields: Sequence[str] = (
+        "job_id",
+        "job_id_base",
+        "logical_date",
+        "job_dir",
+        "model_uri",
+        "model_files",
+        "metrics",
+        "conditions",
+        "on_failed_condition",
+        "project_id",
+        "gcp_conn_id",
+        "impersonation_chain",
+    )
+
+    def __init__(
+        self,
+        *,
+        job_id: Any = None,
+        job_id_base: str | None = None,
+        logical_date: str | datetime | None = None,
+        map_index: int = -1,
+        job_dir: str | None = None,
+        model_uri: str | None = None,
+        model_files: str | Sequence[str] | None = None,
+        metrics: str | None = "metrics.json",
+        conditions: str | Sequence[Any] | Mapping[str, Any] | None = None,
+        on_failed_condition: str = "fail",
+        settle_time: float = 30.0,
+        grace_period: float | None = 900.0,
+        project_id: str | None = None,
+        gcp_conn_id: str = "aiptraining_default",
+        impersonation_chain: str | Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if (job_id is None) == (job_id_base is None):
+            raise ValueError(
+                f"{self.task_id}: give either job_id, e.g. job_id=train.output, or job_id_base."
+            )
+        self.job_id = job_id
+        self.job_id_base = job_id_base
+        self.logical_date = logical_date
+        self.map_index = map_index
+        self.job_dir = job_dir
+        self.model_uri = model_uri
+        self.model_files = model_files
+        self.metrics = metrics
+        self.conditions = conditions
+        self.on_failed_condition = on_failed_condition
+        self.settle_time = settle_time
+        self.grace_period = grace_period
+        self.project_id = project_id
+        self.gcp_conn_id = gcp_conn_id
+        self.impersonation_chain = impersonation_chain
+        self._away_since: datetime | None = None
+        if isinstance(conditions, (str, list, tuple, dict)) and "{{" not in str(conditions):
+            parse_conditions(conditions)  # one that can't be read is the DAG's import error
+
+    @cached_property
+    def hook(self) -> AIPTrainingHook:
+        """The connection's hook."""
+        from airflow_aiptraining.hooks.training import AIPTrainingHook
+
+        return AIPTrainingHook(
+            gcp_conn_id=self.gcp_conn_id, impersonation_chain=self.impersonation_chain
+        )
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """Look once.
+
+        :raises AirflowFailException: waiting and retrying won't help; the text says why.
+        :raises AirflowSkipException: a condition failed and ``on_failed_condition`` is ``skip``.
+        """
+        from airflow_aiptraining.hooks.model_gate import ConditionFailedError, NotYetError
+
+        try:
+            gate = self._gate()
+            named = self.job_id if isinstance(self.job_id, Mapping) else {}
+            service = self.hook.get_service(self.project_id or named.get("project_id"))
+            work = self._find_job(service, context)
+            verdict = gate.judge(work, self.hook.get_storage_client(), datetime.now(UTC))
+        except NotYetError as reason:
+            self.log.info("Not yet: %s", reason)
+            return PokeReturnValue(is_done=False)
+        except TransientServiceError as error:
+            since = self._away(context)
+            self.log.warning("No answer since %s, looking again later: %s", utc(since), error)
+            return PokeReturnValue(is_done=False)
+        except ConditionFailedError as error:
+            if self.on_failed_condition == "skip":
+                raise AirflowSkipException(str(error)) from error
+            raise AirflowFailException(str(error)) from error
+        except (GateNotPassedError, StagingError, InvalidJobIdError) as error:
+            raise AirflowFailException(str(error)) from error
+        self._away_since = None
+        self.log.info("Job %s passes with %s", work.job_id, verdict["model_uri"])
+        return PokeReturnValue(is_done=True, xcom_value=verdict)
+
+    def _gate(self) -> ModelGate:
+        from airflow_aiptraining.hooks.model_gate import ModelGate
+
+        if self.on_failed_condition not in ("fail", "skip"):
+            raise GateNotPassedError(
+                f"on_failed_condition is {self.on_failed_condition!r}; it may be 'fail' or 'skip'."
+            )
+        try:
+            conditions = parse_conditions(self.conditions)
+        except (TypeError, ValueError) as error:
+            raise GateNotPassedError(f"conditions: {error}") from error
+        files = self.model_files or ()
+        return ModelGate(
+            job_dir=self.job_dir,
+            model_uri=self.model_uri,
+            model_files=[files] if isinstance(files, str) else files,
+            metrics=self.metrics,
+            conditions=conditions,
+            settle_time=self.settle_time,
+            grace_period=self.grace_period,
+        )
+
+    def _find_job(self, service: MLv1Service, context: Context) -> GatedJob:
+        from airflow_aiptraining.hooks.model_gate import GatedJob
+
+        if self.job_id is None:
+            return self._newest_attempt(service, context)
+        named = self.job_id.get("job_id") if isinstance(self.job_id, Mapping) else self.job_id
+        if not isinstance(named, str) or named in ("", "None"):
+            raise GateNotPassedError(
+                f"job_id is {self.job_id!r}: the training task gave none. Was it skipped?"
+            )
+        try:
+            job = service.get_job(named)
+        except JobNotFoundError as error:
+            raise GateNotPassedError(
+                f"{error} Check job_id, or give job_id_base to wait for a job that isn't there yet."
+            ) from error
+        found = job_ids.split(named)
+        # A date in the id of a job trained by hand is whatever its author meant by it.
+        if found is None or OWNER not in job.get("labels", {}):
+            return GatedJob(job, service.project_id)
+        return GatedJob(job, service.project_id, found[0].stamp, found[1])
+
+    def _newest_attempt(self, service: MLv1Service, context: Context) -> GatedJob:
+        from airflow_aiptraining.hooks.model_gate import GatedJob, NotYetError
+
+        work = self._work_id(context)
+        number, newest = 1, None
+        while True:
+            try:
+                newest = service.get_job(work.attempt(number))
+            except JobNotFoundError:
+                break
+            number += 1
+        if newest is None:
+            raise NotYetError(f"There is no job {work.attempt(1)!r} in {service.project_id!r}.")
+        return GatedJob(newest, service.project_id, work.stamp, number - 1)
+
+    def _work_id(self, context: Context) -> job_ids.WorkId:
+        base = str(self.job_id_base)
+        if not self.logical_date:
+            run: Any = context["dag_run"]
+            return job_ids.work_id(
+                base,
+                run_id=run.run_id,
+                run_type=str(getattr(run.run_type, "value", run.run_type)),
+                logical_date=run.logical_date,
+                run_after=run.run_after,
+                map_index=self.map_index,
+            )
+        date = self.logical_date
+        if isinstance(date, str):
+            try:
+                date = parse_time(date)
+            except ValueError:
+                raise GateNotPassedError(
+                    f"logical_date is {date!r}; it must be like 2026-11-14T00:00:00+00:00."
+                ) from None
+        return job_ids.WorkId(job_ids.check_base(base), date, "", self.map_index)
+
+    def _away(self, context: Context) -> datetime:
+        """Return since when there has been no answer, as far as this sensor knows."""
+        now = datetime.now(UTC)
+        if not self.reschedule:
+            self._away_since = self._away_since or now
+            return self._away_since
+        # Every poke is a process of its own; what one knows of the last stands in Airflow's store.
+        store: Any = context.get("task_state_store")
+        if store is None:
+            return now
+        known = store.get(_AWAY_KEY) or {}
+        since = now
+        still = timedelta(seconds=3 * self.poke_interval + 120)  # a poke itself may take a minute
+        if known and now - parse_time(known["last"]) < still:
+            since = parse_time(known["since"])
+        store.set(_AWAY_KEY, {"since": utc(since), "last": utc(now)})
+        return since

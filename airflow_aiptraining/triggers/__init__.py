@@ -1,0 +1,1 @@
+"""Waiting for training jobs without holding a worker."""

@@ -1,0 +1,1 @@
+"""Trains a classifier on scikit-learn's breast-cancer table."""

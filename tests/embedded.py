@@ -1,0 +1,110 @@
+"""The embedded service in a process of its own, for tests that stop, kill or share it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Until local/serve.py is there; then this and its use go away.
+_WITHOUT_SERVE = """
+import json, os, socket, sys, uvicorn
+from pathlib import Path
+from airflow_aiptraining.local.app import create_app
+_, data, ready = sys.argv
+listening = socket.socket()
+listening.bind(("127.0.0.1", 0))
+url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+class Server(uvicorn.Server):
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        line = {"ml": url, "logging": url, "storage": url, "pid": os.getpid()}
+        Path(ready).write_text(json.dumps(line) + "\\n")
+app = create_app(Path(data))
+Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+"""
+
+
+@dataclass
+class Service:
+    """A running service.
+
+    :param ready: its ready line: ``ml``, ``logging``, ``storage``, ``pid``.
+    :param data: its data directory.
+    """
+
+    process: subprocess.Popen[bytes]
+    ready: dict[str, Any]
+    data: Path
+
+    @property
+    def ml(self) -> str:
+        """Root of the ML v1 API."""
+        return str(self.ready["ml"])
+
+    @property
+    def logging(self) -> str:
+        """Root of Cloud Logging."""
+        return str(self.ready["logging"])
+
+    @property
+    def storage(self) -> str:
+        """Root of Cloud Storage."""
+        return str(self.ready["storage"])
+
+    @property
+    def url(self) -> str:
+        """Root of all of them: one port serves everything."""
+        return self.ml
+
+    def kill(self) -> None:
+        """End it as a crash would: no handler runs."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End it in good order."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+def start_service(data: Path) -> Service:
+    """Start a service over a data directory, on a free loopback port, and wait until it's ready.
+
+    :raises RuntimeError: it ended, or isn't ready after a minute; with what it printed.
+    """
+    data.mkdir(parents=True, exist_ok=True)
+    ready = data.with_name(f"{data.name}.ready.json")
+    ready.unlink(missing_ok=True)
+    printed = data.with_name(f"{data.name}.log")
+    if importlib.util.find_spec("airflow_aiptraining.local.serve"):
+        arguments = ["-m", "airflow_aiptraining.cli", "serve"]
+        arguments += ["--data", str(data), "--port", "0", "--ready-file", str(ready)]
+    else:
+        arguments = ["-c", _WITHOUT_SERVE, str(data), str(ready)]
+    with printed.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if ready.exists() and (line := ready.read_text()).endswith("\n"):
+            return Service(process, json.loads(line), data)
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    raise RuntimeError(f"The service did not start:\n{printed.read_text()}")
