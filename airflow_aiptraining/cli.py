@@ -130,12 +130,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--data", required=True, type=Path, metavar="DIR", help="where it keeps all")
     serve.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
-    serve.add_argument("--port", type=_port, default=0, help="default: 0, any free port")
+    serve.add_argument(
+        "--port", type=_port, default=0, help="default: the last one, else any free one"
+    )
     serve.add_argument(
         "--token-file", type=Path, metavar="FILE", help="callers must send the token in it"
     )
     serve.add_argument(
         "--ready-file", type=Path, metavar="FILE", help="gets the JSON line with the URLs too"
+    )
+    serve.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name, beside loopback ones, by which callers reach it; may be repeated",
+    )
+    serve.add_argument(
+        "--capacity", type=_positive, metavar="N", help="jobs that run at once; default: by CPUs"
+    )
+    serve.add_argument(
+        "--stop-jobs", action="store_true", help="at the end cancel the jobs that still run"
     )
     serve.set_defaults(run=_serve)
     return parser
@@ -216,6 +231,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         ready_file=arguments.ready_file,
         token_file=arguments.token_file,
+        allowed_hosts=arguments.allowed_host,
+        capacity=arguments.capacity,
+        stop_jobs=arguments.stop_jobs,
     )
     return 0
 
@@ -261,6 +279,12 @@ def _set_layer(setting: str) -> Layer:
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"a port is 0 to 65535, not {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 is expected, not {text!r}")
     return int(text)
 
 

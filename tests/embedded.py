@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -12,24 +11,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-# Until local/serve.py is there; then this and its use go away.
-_WITHOUT_SERVE = """
-import json, os, socket, sys, uvicorn
-from pathlib import Path
-from airflow_aiptraining.local.app import create_app
-_, data, ready = sys.argv
-listening = socket.socket()
-listening.bind(("127.0.0.1", 0))
-url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-class Server(uvicorn.Server):
-    async def startup(self, sockets=None):
-        await super().startup(sockets)
-        line = {"ml": url, "logging": url, "storage": url, "pid": os.getpid()}
-        Path(ready).write_text(json.dumps(line) + "\\n")
-app = create_app(Path(data))
-Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
-"""
 
 
 @dataclass
@@ -88,11 +69,8 @@ def start_service(data: Path) -> Service:
     ready = data.with_name(f"{data.name}.ready.json")
     ready.unlink(missing_ok=True)
     printed = data.with_name(f"{data.name}.log")
-    if importlib.util.find_spec("airflow_aiptraining.local.serve"):
-        arguments = ["-m", "airflow_aiptraining.cli", "serve"]
-        arguments += ["--data", str(data), "--port", "0", "--ready-file", str(ready)]
-    else:
-        arguments = ["-c", _WITHOUT_SERVE, str(data), str(ready)]
+    arguments = ["-m", "airflow_aiptraining.cli", "serve"]
+    arguments += ["--data", str(data), "--port", "0", "--ready-file", str(ready)]
     with printed.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, *arguments],

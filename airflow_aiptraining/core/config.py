@@ -174,9 +174,6 @@ def finish(merged: MergedJob, *, default_runtime: bool = False) -> dict[str, Any
     return wire_job(merged.job, default_runtime=default_runtime, origins=merged.origins)
 
 
-# The parts of the above -----------------------------------------------------------------------
-
-
 def _not_overridable(layer: Layer, overridable: Sequence[str]) -> Iterator[Violation]:
     for full_path, value in leaves(layer.values, lists_whole=True):
         path = full_path.removeprefix(f"{TRAINING_INPUT}.")

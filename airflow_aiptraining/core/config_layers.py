@@ -79,9 +79,14 @@ def layer_from(name: str, values: Mapping[str, Any]) -> Layer:
     :param name: what messages call it, e.g. ``argument training_input``.
     :param values: Job-shaped: ``{"labels": {...}, "trainingInput": {...}}``, keys camelCase or
         snake_case.
-    :raises InvalidJobError: a key is given in both spellings, or is no text.
+    :raises InvalidJobError: a key is given in both spellings, or is no text, or there is no end
+        to the nesting.
     """
-    return _normalised(Layer(name, copy.deepcopy(dict(values))))
+    try:
+        return _normalised(Layer(name, copy.deepcopy(dict(values))))
+    except RecursionError:
+        message = "it is nested too deep, or holds itself: this is no job's config"
+        raise InvalidJobError([Violation("", message, name)]) from None
 
 
 def render_layer(layer: Layer, render: Callable[[str], Any]) -> Layer:

@@ -9,6 +9,7 @@ the few rates below, which is why they are computed here and not listed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -274,7 +275,11 @@ def consumed_ml_units(training_input: Mapping[str, Any], seconds: float) -> floa
     :return: ``None`` where a machine's price isn't known.
     """
     units = ml_units_per_hour(training_input)
-    return None if units is None else round(units * seconds / 3600, 2)
+    if units is None:
+        return None
+    # The service cuts further decimals off (n1-highmem-16 for 57m36s: 1.8557, reported 1.85); the
+    # rounding before keeps binary fractions from losing a whole hundredth.
+    return math.floor(round(units * seconds / 36, 6)) / 100
 
 
 def price_estimate(training_input: Mapping[str, Any], seconds: float) -> PriceEstimate | None:

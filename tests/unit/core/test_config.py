@@ -311,6 +311,12 @@ class TestKeys:
         found = violations_of(lambda: layer_from("argument labels", {"labels": {1: "x"}}))
         assert [str(v) for v in found] == ["argument labels: labels: a key must be text, not 1"]
 
+    def test_python_values_without_an_end_are_refused(self) -> None:
+        values: dict[str, Any] = {}
+        values["trainingInput"] = values
+        found = violations_of(lambda: layer_from("argument training_input", values))
+        assert "nested too deep" in found[0].message
+
     def test_a_layer_is_independent_of_what_it_was_made_from(self) -> None:
         values: dict[str, Any] = {"trainingInput": {"args": ["a"]}}
         layer = layer_from("argument args", values)

@@ -170,8 +170,12 @@ def test_no_price_is_guessed(job: dict[str, Any]) -> None:
 
 
 def test_consumed_units_match_a_real_job() -> None:
-    """n1-highmem-16 for 57m36s: the service reported 1.85 (public sample), we compute 1.86."""
-    assert consumed_ml_units(custom("n1-highmem-16"), 57 * 60 + 36) == pytest.approx(1.85, abs=0.01)
+    """n1-highmem-16 for 57m36s: 1.8557 units, of which the service reported 1.85."""
+    assert consumed_ml_units(custom("n1-highmem-16"), 57 * 60 + 36) == 1.85
+
+
+def test_whole_hundredths_of_a_unit_are_not_lost() -> None:
+    assert consumed_ml_units(custom("cloud_tpu"), 3600 * 0.29 * 0.49 / 4.5) == 0.29
 
 
 def test_price_estimate_says_what_it_leaves_out() -> None:
