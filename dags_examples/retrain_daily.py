@@ -68,7 +68,7 @@ with DAG(
 
     @task
     def deploy(triggering_asset_events=None) -> str:
-        """Deploy the newest exported model, unless it or a newer one is deployed already.
+        """Deploy the latest exported model, unless it is deployed already.
 
         "Deploying" is writing deployed.json here; put your own steps in its place.
         """
@@ -76,32 +76,29 @@ with DAG(
 
         from airflow_aiptraining.hooks.training import AIPTrainingHook
 
-        # One run may stand for several exports.  A backfilled model that isn't the latest is an
-        # event too, but nothing to deploy.
-        exports = [event.extra for events in triggering_asset_events.values() for event in events]
-        newest = max((extra for extra in exports if extra["is_latest"]), key=order, default=None)
-        if newest is None:
-            return "none of the exported models is the latest: nothing to deploy"
+        # One run may stand for several exports; a backfilled model is one of them, too.
+        for events in triggering_asset_events.values():
+            for event in events:
+                print(f"{event.extra['job_id']} was exported to {event.extra['model_uri']}")
 
+        # Which model is the latest is asked now: while this run was waiting, there may have been
+        # another export, and Airflow may drop an event that comes just as it starts a run.
         hook = AIPTrainingHook("aiptraining_default")
         bucket = hook.get_storage_client().bucket(
             hook.settings.staging_bucket.removeprefix("gs://")
         )
+        latest = json.loads(bucket.blob("models/breast_cancer/latest.json").download_as_bytes())
+
         found = bucket.get_blob("deployed/breast_cancer.json")
-        if found is not None:
-            deployed = json.loads(found.download_as_bytes())
-            if order(deployed) >= order(newest):
-                return f"{deployed['job_id']} is deployed already"
+        deployed = json.loads(found.download_as_bytes()) if found else {}
+        if deployed.get("job_id") == latest["job_id"]:
+            return f"{latest['job_id']} is deployed already"
         bucket.blob("deployed/breast_cancer.json").upload_from_string(
-            json.dumps({key: newest[key] for key in ("job_id", "logical_date", "model_uri")}),
+            json.dumps({key: latest[key] for key in ("job_id", "logical_date", "model_uri")}),
             content_type="application/json",
             # Only if nobody wrote it since we read it.
             if_generation_match=found.generation if found else 0,
         )
-        return f"deployed {newest['job_id']}"
-
-    def order(model) -> tuple[str, str]:
-        """Later dates are newer; of one date, the later attempt, whose job id sorts later."""
-        return (model["logical_date"] or "", model["job_id"])
+        return f"deployed {latest['job_id']}"
 
     deploy()

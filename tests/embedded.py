@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,23 +61,27 @@ class Service:
                 self.kill()
 
 
-def start_service(data: Path) -> Service:
+def start_service(data: Path, *options: str, env: Mapping[str, str] | None = None) -> Service:
     """Start a service over a data directory, on a free loopback port, and wait until it's ready.
 
+    :param options: further options of ``python -m airflow_aiptraining.local.serve``.
+    :param env: further variables of its environment.
     :raises RuntimeError: it ended, or isn't ready after a minute; with what it printed.
     """
     data.mkdir(parents=True, exist_ok=True)
     ready = data.with_name(f"{data.name}.ready.json")
     ready.unlink(missing_ok=True)
     printed = data.with_name(f"{data.name}.log")
-    arguments = ["-m", "airflow_aiptraining.cli", "serve"]
-    arguments += ["--data", str(data), "--port", "0", "--ready-file", str(ready)]
+    command = ["airflow_aiptraining.cli", "serve"]
+    if options:
+        command = ["airflow_aiptraining.local.serve"]
+    arguments = ["-m", *command, "--data", str(data), "--ready-file", str(ready), *options]
     with printed.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, *arguments],
             stdout=log,
             stderr=log,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(env or {}),
         )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:

@@ -81,6 +81,11 @@ class TrainingClient:
     bucket: str = field(default_factory=lambda: f"bucket-{uuid.uuid4().hex[:12]}")
 
     def __post_init__(self) -> None:
+        self.connect()
+        self.storage.create_bucket(self.bucket)
+
+    def connect(self) -> None:
+        """Connect, also anew: a service that was killed has taken its connections with it."""
         anonymous = AnonymousCredentials()
         self.ml = discovery.build(
             "ml",
@@ -103,7 +108,6 @@ class TrainingClient:
             credentials=anonymous,
             client_options=ClientOptions(api_endpoint=self.service.storage),
         )
-        self.storage.create_bucket(self.bucket)
 
     @property
     def jobs(self) -> Any:
@@ -166,8 +170,10 @@ class TrainingClient:
 
         return eventually(done)
 
-    def entries(self, job_id: str, further: str = "", **body: Any) -> list[dict[str, Any]]:
-        """Return the log entries of a job, all pages."""
+    def entries(
+        self, job_id: str, further: str = "", *, pages: int = 10_000, **body: Any
+    ) -> list[dict[str, Any]]:
+        """Return the log entries of a job, so many pages at most."""
         body = {
             "resourceNames": [f"projects/{PROJECT}"],
             "filter": f'resource.labels.job_id="{job_id}" {further}',
@@ -175,12 +181,13 @@ class TrainingClient:
             "pageSize": 1000,
         } | body
         found: list[dict[str, Any]] = []
-        while True:
+        for _ in range(pages):
             page = self.logging.entries().list(body=body).execute()
             found += page.get("entries", [])
             if not page.get("nextPageToken"):
-                return found
+                break
             body["pageToken"] = page["nextPageToken"]
+        return found
 
     def lines(self, job_id: str, task: str = "master-replica-0") -> list[str]:
         """Return the texts of one task's log."""

@@ -175,8 +175,7 @@ class _Reader:
         try:
             return self._compose(yaml.parse(text, Loader=_LOADER))
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            self.fail(_syntax_message(error, text), mark.line + 1 if mark else None)
+            self.fail(*_syntax_error(error, text))
         except yaml.YAMLError as error:
             self.fail(f"not readable as YAML: {error}", None)
 
@@ -330,23 +329,27 @@ class _Reader:
 _TOO_DEEP = f"more than {MAX_DEPTH} levels of nesting: this is no job's config"
 
 
-def _syntax_message(error: yaml.MarkedYAMLError, text: str) -> str:
+def _syntax_error(error: yaml.MarkedYAMLError, text: str) -> tuple[str, int | None]:
+    """Return what to say of broken YAML, and in which line it is."""
     mark = error.problem_mark or error.context_mark
     problem = error.problem or error.context or "broken syntax"
     if mark is None:
-        return f"not readable as YAML: {problem}"
-    message = f"not readable as YAML (column {mark.column + 1}): {problem}"
-    if error.context and error.context != problem:
-        message += f" {error.context}"
-        if error.context_mark is not None and error.context_mark.line != mark.line:
-            message += f" that starts in line {error.context_mark.line + 1}"
+        return f"not readable as YAML: {problem}", None
     lines = text.splitlines()
+    started = error.context_mark
+    context = f" {error.context}" if error.context and error.context != problem else ""
+    if started is not None and mark.line >= len(lines):
+        # Something is never closed: where it opens is the place to look at.
+        mark, problem = started, f"the file ends in the middle of something: {problem}"
+    elif context and started is not None and started.line != mark.line:
+        context += f" that starts in line {started.line + 1}"
+    message = f"not readable as YAML (column {mark.column + 1}): {problem}{context}"
     at_fault = lines[mark.line] if mark.line < len(lines) else ""
     indent = at_fault[: len(at_fault) - len(at_fault.lstrip())]
     if "\t" in indent:
         message += ". The line is indented with a tab: YAML wants spaces"
     elif "{{" in at_fault or "{%" in at_fault:
         message += '. Quote a value with a template in it: "{{ … }}"'
-    elif at_fault[mark.column : mark.column + 1] in {"%", "@", "`"}:
+    elif mark.column and at_fault[mark.column : mark.column + 1] in {"%", "@", "`"}:
         message += ". Quote a value that starts with % or @"
-    return message
+    return message, mark.line + 1

@@ -34,6 +34,7 @@ _SHARD = re.compile(r"variables/variables\.data-(?P<number>\d+)-of-(?P<count>\d+
 _UNFINISHED = re.compile(r"(?:^|/)temp-\d+/")
 _EXPORT_FOLDER = re.compile(r"(?P<parent>.*/|)(?P<stamp>\d{9,})/\Z")
 _SHOWN = 5
+_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def find_model(
     """Look for the model that a job wrote.
 
     :param objects: all that lies in the job's folder, names relative to it.
-    :param since: the job's createTime; every part must be at least as new.
+    :param since: see :func:`written_since`; every part must be at least as new.
     :param model_files: names or patterns (``*`` within a folder, ``**`` across folders, a final
         ``/`` for all that lies beneath) that together make the model.  Empty: the shapes that
         ML v1 serves are looked for: in the folder itself, then in the nearest folder below; of
@@ -251,6 +252,20 @@ def parse_time(text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
+def written_since(created: datetime, started: datetime | None) -> datetime:
+    """Return the earliest moment at which a job can have written something.
+
+    The API's times are cut to whole seconds.  What was written in the very second of creation is
+    an earlier attempt's, unless the job also started in it (which only a quick local one does).
+
+    :param created: the job's createTime.
+    :param started: its startTime, where it has one.
+    """
+    cut = created.microsecond == 0
+    later = started is not None and started - created >= _SECOND
+    return created + _SECOND if cut and later else created
+
+
 def wait_until_stable(
     model: FoundModel, *, ended: datetime | None, now: datetime, quiet: timedelta
 ) -> str:
@@ -262,7 +277,8 @@ def wait_until_stable(
     :param ended: the job's endTime; what was written before it is at rest at once.
     :param quiet: how long nothing may have been written after the end.
     """
-    if ended is not None and model.written <= ended:
+    # ML v1 cuts its times to whole seconds; storage doesn't.
+    if ended is not None and model.written < _end_of_second(ended):
         return ""
     if now - model.written >= quiet:
         return ""
@@ -270,6 +286,10 @@ def wait_until_stable(
         f"its last part was written at {utc(model.written)}, after the job's end; "
         f"{quiet.total_seconds():g} s without another write are waited for"
     )
+
+
+def _end_of_second(time: datetime) -> datetime:
+    return time if time.microsecond else time + timedelta(seconds=1)
 
 
 def check_verdict(verdict: Any) -> Mapping[str, Any]:

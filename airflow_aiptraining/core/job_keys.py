@@ -180,7 +180,7 @@ class _Reader:
 
     def _list(self, raw: Any, items: Any, path: str) -> list[Any]:
         if not isinstance(raw, list | tuple):
-            advice = f"; write it as [{raw!r}]" if isinstance(raw, str) and " " not in raw else ""
+            advice = f"; write it as {raw.split()!r}" if isinstance(raw, str) and raw else ""
             self.problems.append(Problem(path, f"a list is expected, not {_shown(raw)}{advice}"))
             return []
         read: list[Any] = []

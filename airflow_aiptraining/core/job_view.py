@@ -54,10 +54,13 @@ class View:
     def given(self, field: str) -> bool:
         """True when somebody wrote a value, be it one that can't be judged.
 
-        Empty texts and lists are the API's way to say nothing.
+        Empty lists and blank texts say nothing, as to the API.
         """
         value = self._find(field)
-        if isinstance(value, Unread) or (value is not None and value != "" and value != []):
+        if isinstance(value, Unread):
+            return True
+        said = value.strip() != "" if isinstance(value, str) else value not in (None, [])
+        if said:
             return True
         path = self.at(field)
         return any(path == broken or path.startswith(f"{broken}.") for broken in self.broken)

@@ -10,7 +10,7 @@ Light: a DAG file imports it while it is parsed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 DEFAULT_OVERRIDABLE: tuple[str, ...] = (
     "args",
@@ -80,24 +80,10 @@ def is_overridable(path: str, overridable: Iterable[str]) -> bool:
 
     :param path: relative to ``trainingInput``, e.g. ``hyperparameters.params[0].minValue``.
     """
-    return allowing_path(path, overridable) is not None
-
-
-def allowing_path(path: str, overridable: Iterable[str]) -> str | None:
-    """Return the listed path that allows a run to set ``path``; None where none does."""
     for listed in overridable:
         allowed = normal_path(listed)
         if path == allowed or path.startswith((f"{allowed}.", f"{allowed}[")):
             below = re.split(r"[.\[]", path[len(allowed) :])
             if not set(below) & set(AUTHOR_ONLY):
-                return allowed
-    return None
-
-
-def unknown_paths(overridable: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Return the listed paths that are no field of ``trainingInput``, in their order.
-
-    :param known: the path of every field, relative to ``trainingInput``, lists without index.
-    """
-    fields = set(known)
-    return [path for path in overridable if normal_path(path) not in fields]
+                return True
+    return False

@@ -24,6 +24,7 @@ from airflow_aiptraining.core.gates import (
     parse_time,
     utc,
     wait_until_stable,
+    written_since,
 )
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.core.trials import best_trial, objective_value
@@ -67,9 +68,12 @@ class GatedJob:
         return str(self.job["jobId"])
 
     @cached_property
-    def created(self) -> datetime:
+    def since(self) -> datetime:
         """Before this, nothing was written by this job."""
-        return parse_time(self.job["createTime"])
+        started = self.job.get("startTime")
+        return written_since(
+            parse_time(self.job["createTime"]), parse_time(started) if started else None
+        )
 
     @cached_property
     def ended(self) -> datetime | None:
@@ -136,7 +140,7 @@ class ModelGate:
                 "give the sensor model_uri (or job_dir)."
             )
         objects = storage.list_objects(client, root)
-        model, reasons = find_model(objects, since=work.created, model_files=self.model_files)
+        model, reasons = find_model(objects, since=work.since, model_files=self.model_files)
         if model is None:
             raise self._incomplete(work, f"no whole model in {root}: {'; '.join(reasons)}", now)
         quiet = timedelta(seconds=self.settle_time)
@@ -202,7 +206,7 @@ class ModelGate:
             there = storage.get_object(client, place)
             if there is None:
                 reasons.append(f"there is no {place}")
-            elif there.created < work.created:
+            elif there.created < work.since:
                 reasons.append(f"{place} was written before the job was created")
             else:
                 return {**final, **self._parsed(client, work, place, there.generation)}, str(place)

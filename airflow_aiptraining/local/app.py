@@ -10,7 +10,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
@@ -69,6 +69,7 @@ def create_app(
         exception_handlers={
             ApiError: _answer_api_error,
             HTTPException: _answer_http_error,
+            ClientDisconnect: _answer_nobody,
             Exception: _answer_crash,
         },
     )
@@ -93,6 +94,12 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         error.status_code,
         headers=error.headers,
     )
+
+
+async def _answer_nobody(_: Request, error: Exception) -> Response:
+    """The client went away in the middle of its body: nothing of ours failed."""
+    assert isinstance(error, ClientDisconnect)
+    return Response(status_code=499)
 
 
 async def _answer_crash(request: Request, error: Exception) -> Response:

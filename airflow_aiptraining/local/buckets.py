@@ -40,6 +40,7 @@ def routes(store: ObjectStore) -> list[BaseRoute]:
         RawPathRoute(bucket, api.update, methods=["PUT"]),
         RawPathRoute(bucket, api.delete, methods=["DELETE"]),
         RawPathRoute(f"{bucket}/storageLayout", api.layout, methods=["GET"]),
+        RawPathRoute(f"{bucket}/managedFolders", api.managed_folders, methods=["GET"]),
         RawPathRoute(f"{bucket}/iam", api.policy, methods=["GET"]),
         RawPathRoute(f"{bucket}/iam/testPermissions", api.permissions, methods=["GET"]),
     ]
@@ -131,6 +132,11 @@ class _Buckets:
             }
         )
 
+    async def managed_folders(self, request: Request) -> Response:
+        """Tell that there are none: ``gcloud storage rm -r`` asks before it removes a bucket."""
+        await self._bucket(request)
+        return JSONResponse({"kind": "storage#managedFolders"})
+
     async def policy(self, request: Request) -> Response:
         await self._bucket(request)
         return JSONResponse({"kind": "storage#policy", "version": 1, "etag": "CAE="})
@@ -153,7 +159,8 @@ class _Buckets:
 def _supported(fields: dict[str, Any]) -> dict[str, Any]:
     """Refuse what would change the meaning of later requests; the rest is only recorded."""
     for key, word in (("versioning", "versioning"), ("hierarchicalNamespace", "folders")):
-        if (fields.get(key) or {}).get("enabled"):
+        setting = fields.get(key)
+        if isinstance(setting, dict) and setting.get("enabled"):
             raise errors.storage_error(
                 501, "notImplemented", f"The embedded service has no object {word}: leave {key} out"
             )
@@ -181,6 +188,6 @@ def page_start(token: str | None) -> str:
     :raises ApiError: 400.
     """
     try:
-        return base64.urlsafe_b64decode(token or "").decode()
+        return base64.b64decode(token or "", altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise errors.bad_request("Invalid pageToken") from None

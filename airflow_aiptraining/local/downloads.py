@@ -23,7 +23,7 @@ from airflow_aiptraining.local.object_store import (
 )
 
 _BLOCK = 1024 * 1024
-_RANGE = re.compile(r"\s*bytes\s*=\s*(\d*)\s*-\s*(\d*)\s*")
+_RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,19})\s*-\s*(\d{0,19})\s*")
 
 
 async def media_response(
@@ -48,7 +48,7 @@ async def media_response(
             file.close()
             return Response(status_code=304)
         headers = _headers(found)
-        if _is_transcoded(found, request):
+        if _is_transcoded(found, request) and await run_in_threadpool(_is_gzip, file):
             # The length after decompression isn't known, and ranges of it don't exist.
             del headers["content-encoding"]
             headers["warning"] = "214 UploadServer gunzipped"
@@ -137,6 +137,13 @@ def _is_transcoded(found: StoredObject, request: Request) -> bool:
         and "gzip" not in request.headers.get("accept-encoding", "").lower()
         and "no-transform" not in str(found.attributes.get("cacheControl", "")).lower()
     )
+
+
+def _is_gzip(file: BinaryIO) -> bool:
+    """Whether the bytes are what contentEncoding says; else they are served as they are."""
+    magic = file.read(2)
+    file.seek(0)
+    return magic == b"\x1f\x8b"
 
 
 def _answer(

@@ -79,7 +79,8 @@ def resource(job: Job, position: int | None = None) -> dict[str, Any]:
     """
     fields = {
         "jobId": job.job_id,
-        "trainingInput": job.input,
+        # Empty lists are no values in the API's JSON.
+        "trainingInput": {k: v for k, v in job.input.items() if v not in ("", [], {})},
         "createTime": _time(job.create_time),
         "startTime": _time(job.start_time),
         "endTime": _time(job.end_time),
@@ -109,7 +110,7 @@ class _Jobs:
         body = await _json_body(request)
         refuse_unsupported(body)
         try:
-            job = wire_job(body)
+            job = wire_job(body, default_runtime=True)
         except InvalidJobError as error:
             raise _violations(
                 [(_field_name(v.path), v.message) for v in error.violations]
@@ -261,10 +262,14 @@ def _field_name(path: str) -> str:
 
 
 def _time(seconds: float | None) -> str | None:
-    """Return RFC 3339 with the real service's precision, one second."""
+    """Return RFC 3339.
+
+    The real service cuts to seconds; jobs here are so short that two attempts, and the files that
+    they write, must be told apart within one.
+    """
     if seconds is None:
         return None
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 def _lookup(job: Job) -> Callable[[str], str | None]:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,7 +52,7 @@ INSERT INTO counter SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM counter);
 
 
 class ObjectDatabase:
-    """One sqlite file, a connection for each thread, one writer at a time.
+    """One sqlite file, a pool of connections, one writer at a time.
 
     :param root: directory of the store, which exists.
     :raises StagingError: another process has this store open: it would sweep our files.
@@ -70,8 +71,8 @@ class ObjectDatabase:
                 "another data directory."
             ) from None
         self._writing = threading.Lock()
-        self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
+        # Not one a thread: worker threads come and go, and would leave theirs behind.
+        self._idle: deque[sqlite3.Connection] = deque()
         self._closed = False
         with self.read() as db:
             db.execute("PRAGMA journal_mode = WAL")
@@ -79,20 +80,24 @@ class ObjectDatabase:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Yield this thread's connection."""
-        db: sqlite3.Connection | None = getattr(self._local, "db", None)
-        if db is None:
+        """Yield a connection, for this thread until the block ends."""
+        try:
+            db = self._idle.pop()
+        except IndexError:
             if self._closed:
-                raise RuntimeError("The object store is closed")
-            # Each thread has its own; only close() comes from another.
+                raise RuntimeError("The object store is closed") from None
             db = sqlite3.connect(
                 self._path, isolation_level=None, check_same_thread=False, timeout=30
             )
             db.row_factory = sqlite3.Row
             db.execute("PRAGMA synchronous = FULL")
-            self._local.db = db
-            self._connections.append(db)
-        yield db
+        try:
+            yield db
+        finally:
+            if self._closed:
+                db.close()
+            else:
+                self._idle.append(db)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -113,7 +118,6 @@ class ObjectDatabase:
         """Close all connections and let another process have the store."""
         with self._writing:
             self._closed = True
-            for db in self._connections:
-                db.close()
-            self._connections.clear()
+            while self._idle:
+                self._idle.pop().close()
             self._lock_file.close()

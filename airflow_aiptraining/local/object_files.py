@@ -2,7 +2,7 @@
 
 Files are named by random ids, so no object name ever is a path: ``..``, ``a//b``, ``model`` beside
 ``model/x`` and 1,024-byte names are just text in the database.  A file under ``blobs`` is never
-changed after it got there; bytes arrive in ``uploads``, are synced, then renamed.
+changed after it got there; bytes arrive in ``uploads``, are synced, then linked into ``blobs``.
 """
 
 from __future__ import annotations
@@ -112,25 +112,20 @@ class ObjectFiles:
         return self._blobs / blob[:2] / blob
 
     def keep(self, spool: Spool) -> str:
-        """Make a spool's bytes durable under a new blob id and return it."""
+        """Make a spool's bytes durable under a new blob id and return it.
+
+        The spool keeps them too until it is discarded: killed before the row is there, a resumable
+        upload still has all that it acknowledged.
+        """
         spool.pause()
         blob, path = self._new_blob()
-        spool.path.rename(path)
-        _sync_directory(path.parent)
+        _link(spool.path, path)
         return blob
 
     def link(self, blob: str) -> str:
         """Return a second blob id for the same bytes (no copying where links are possible)."""
         copy, path = self._new_blob()
-        try:
-            path.hardlink_to(self.path(blob))
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system without hard links
-            shutil.copyfile(self.path(blob), path)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        _sync_directory(path.parent)
+        _link(self.path(blob), path)
         return copy
 
     def remove(self, blob: str) -> None:
@@ -160,8 +155,21 @@ class ObjectFiles:
         return blob, path
 
 
+def _link(source: Path, path: Path) -> None:
+    """Give a file a second name, durably."""
+    try:
+        path.hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    _sync_directory(path.parent)
+
+
 def _sync_directory(path: Path) -> None:
-    """A rename is durable when its directory is."""
+    """A new name is durable when its directory is."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -146,7 +146,7 @@ def preconditions(query: Mapping[str, str], source: bool = False) -> Preconditio
 
     :param source: those of the source (``ifSourceGenerationMatch`` …).
     """
-    # In any case: with a multipart upload google-cloud-storage 3.17 writes ifMetaGenerationNotMatch,
+    # In any case: google-cloud-storage 3.17 writes ifMetaGenerationNotMatch in multipart uploads,
     # and a precondition that is overlooked overwrites.
     asked = {key.lower(): value for key, value in query.items()}
     prefix = "ifsource" if source else "if"

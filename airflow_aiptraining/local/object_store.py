@@ -1,8 +1,8 @@
 """Buckets and objects with generations and preconditions, durable over kill -9.
 
-Order of a write: bytes synced and renamed, then one transaction that checks the preconditions and
-puts the row.  Killed between the two, the bytes are swept at the next start.  An overwrite replaces
-(no versioning): the old generation is gone, as in a bucket without versioning.
+Order of a write: bytes synced under their final name, then one transaction that checks the
+preconditions and puts the row.  Killed between the two, the bytes are swept at the next start.  An
+overwrite replaces (no versioning): the old generation is gone, as in a bucket without versioning.
 """
 
 from __future__ import annotations
@@ -366,7 +366,7 @@ class ObjectStore:
     ) -> StoredObject:
         """Make an object of bytes that have arrived.
 
-        :param spool: the bytes; taken over if this succeeds.
+        :param spool: the bytes; the caller discards it afterwards.
         :param component_count: for composed objects.
         :param also: done in the same transaction.
         :raises ApiError: 400 if they aren't what the client said, 404, 403, 412.

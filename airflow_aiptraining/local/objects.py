@@ -73,6 +73,8 @@ class _Objects:
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
+        if flag(query, "softDeleted"):  # nothing is kept after deletion
+            return JSONResponse({"kind": "storage#objects"})
         limit = page_size(integer(query, "maxResults"))
         asked = Query(
             prefix=query.get("prefix", ""),
@@ -102,10 +104,10 @@ class _Objects:
         if request.query_params.get("alt") == "media":
             return await self.download(request)
         query = request.query_params
+        conditions = preconditions(query)
         found = await run_in_threadpool(
             self._store.require, *_address(request), integer(query, "generation")
         )
-        conditions = preconditions(query)
         conditions.require_match(found)
         if conditions.is_unmodified(found):
             return Response(status_code=304)
@@ -206,7 +208,12 @@ class _Objects:
     async def compose(self, request: Request) -> Response:
         body = await json_body(request)
         sources = body.get("sourceObjects")
-        if not isinstance(sources, list) or not 1 <= len(sources) <= _MAX_COMPONENTS:
+        destination = body.get("destination") or {}
+        if not isinstance(destination, dict):
+            raise errors.bad_request("destination must be an object's resource")
+        if not isinstance(sources, list) or not all(isinstance(each, dict) for each in sources):
+            raise errors.bad_request("sourceObjects must list objects", reason="required")
+        if not 1 <= len(sources) <= _MAX_COMPONENTS:
             raise errors.bad_request(
                 f"sourceObjects must list 1 to {_MAX_COMPONENTS} objects", reason="required"
             )
@@ -214,7 +221,7 @@ class _Objects:
             self._composed,
             *_address(request),
             sources,
-            writable(body.get("destination") or {}),
+            writable(destination),
             preconditions(request.query_params),
         )
         return JSONResponse(object_resource(stored, request))
@@ -237,9 +244,7 @@ class _Objects:
                     bucket, check_object_name(each.get("name")), integer(each, "generation")
                 )
                 with file:
-                    expected = (each.get("objectPreconditions") or {}).get("ifGenerationMatch")
-                    if expected is not None:
-                        Preconditions(generation_match=int(expected)).require(part)
+                    preconditions(each.get("objectPreconditions") or {}).require(part)
                     while block := file.read(1024 * 1024):
                         spool.write(block)
                 count += part.component_count or 1

@@ -80,7 +80,10 @@ class Scheduler:
 
     def added(self, job: Job) -> None:
         """Take note of a new job."""
-        self._folder(job.uid).log(SERVICE_TASK).write(f"Job {job.job_id} is queued.")
+        service = self._folder(job.uid).log(SERVICE_TASK)
+        service.write("Validating job requirements...")
+        service.write("Job creation request has been successfully validated.")
+        service.write(f"Job {job.job_id} is queued.")
         self._set_timer(job)
         self._fill()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
@@ -139,13 +140,11 @@ def _denied(message: str) -> ApiError:
 
 
 def _split_host(host: str) -> tuple[str, int | None]:
-    """Return name and port of a Host header; ``[::1]:80`` gives ``::1``."""
-    if host.startswith("["):
-        name, _, rest = host[1:].partition("]")
-        port = rest.removeprefix(":")
-    else:
-        name, _, port = host.partition(":")
-    return name, int(port) if port.isdecimal() else None
+    """Return name and port of a Host header; ``[::1]:80`` gives ``::1``; nonsense gives no name."""
+    match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^:@/\[\]]+))(?::([0-9]{1,5}))?", host)
+    if match is None:
+        return "", None
+    return match[1] or match[2], int(match[3]) if match[3] else None
 
 
 def _is_loopback(name: str) -> bool:

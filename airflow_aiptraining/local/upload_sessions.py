@@ -132,6 +132,7 @@ class UploadSessions:
             raise
         with self._lock:
             self._spools.pop(session.id, None)
+        spool.discard()
         return stored
 
     def cancel(self, session: Session) -> None:

@@ -36,7 +36,7 @@ from airflow_aiptraining.local.upload_sessions import Session, UploadSessions
 
 _BLOCK = 1024 * 1024
 _MAX_METADATA = 1024 * 1024
-_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
+_RANGE = re.compile(r"bytes\s+(?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19}|\*)")
 
 
 def routes(store: ObjectStore) -> list[BaseRoute]:
@@ -270,5 +270,5 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         raise errors.bad_request(
             f"The body is not gzip as Content-Encoding says: {error}"
         ) from None
-    if not inflate.eof:
-        raise errors.bad_request("The gzip body ends too early")
+    if not inflate.eof or inflate.unused_data:
+        raise errors.bad_request("The gzip body ends too early, or something follows it")

@@ -20,6 +20,7 @@ from airflow_aiptraining.core.config import (
 from airflow_aiptraining.core.job import wire_job
 from airflow_aiptraining.core.job_ids import fill_in
 from airflow_aiptraining.exceptions import InvalidJobError, StagingError, Violation
+from airflow_aiptraining.hooks.settings import LOCAL
 from airflow_aiptraining.operators.job_arguments import argument_layers, connection_layer
 
 if TYPE_CHECKING:
@@ -37,9 +38,11 @@ class JobRequest:
     """A job as merged and checked, before it has an id.
 
     :param merged: values and where each came from; may hold ``{job_id}``.
+    :param default_runtime: the service has a runtime version for jobs that name none.
     """
 
     merged: MergedJob
+    default_runtime: bool = False
 
     @property
     def spec(self) -> str:
@@ -54,7 +57,7 @@ class JobRequest:
         """
         job: Any = fill_in({**self.merged.job, "jobId": job_id}, job_id)
         job["labels"] = {**job.get("labels", {}), **(labels or {})}
-        return wire_job(job)
+        return wire_job(job, default_runtime=self.default_runtime)
 
     def with_values(self, name: str, training_input: Mapping[str, Any]) -> JobRequest:
         """Return the request with these fields of ``trainingInput`` replaced."""
@@ -62,12 +65,12 @@ class JobRequest:
         job["trainingInput"] = {**job.get("trainingInput", {}), **training_input}
         changed = {f"trainingInput.{key}": name for key in training_input}
         origins = {**self.merged.origins, **changed}
-        return JobRequest(replace(self.merged, job=job, origins=origins))
+        return replace(self, merged=replace(self.merged, job=job, origins=origins))
 
     def violations(self, job_id: str) -> list[Violation]:
         """Return every rule that the job of an attempt would break."""
         filled: Any = fill_in({**self.merged.job, "jobId": job_id}, job_id)
-        found = check(replace(self.merged, job=filled))
+        found = check(replace(self.merged, job=filled), default_runtime=self.default_runtime)
         labels = self.merged.job.get("labels")
         reserved = RESERVED_LABELS & set(labels if isinstance(labels, Mapping) else ())
         found += [
@@ -146,7 +149,8 @@ def merge_request(
         python_version=settings.python_version,
     )
     merged = merge([defaults, *layers])
-    return JobRequest(append_args(merged, list(extra_args), "argument extra_args"))
+    merged = append_args(merged, list(extra_args), "argument extra_args")
+    return JobRequest(merged, default_runtime=settings.service == LOCAL)
 
 
 def staging_folder(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -28,7 +28,7 @@ def job_result(job: Mapping[str, Any], project_id: str) -> dict[str, Any]:
 
     training_input = job.get("trainingInput", {})
     output = job.get("trainingOutput", {})
-    seconds = _seconds(job.get("startTime"), job.get("endTime"))
+    seconds = _machine_seconds(job, output.get("trials") or [])
     return {
         "job_id": job.get("jobId"),
         "project_id": project_id,
@@ -43,9 +43,18 @@ def job_result(job: Mapping[str, Any], project_id: str) -> dict[str, Any]:
     }
 
 
-def _seconds(start: Any, end: Any) -> float | None:
+def _machine_seconds(job: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return how long the job's machines ran; trials have machines of their own, side by side."""
+    runs = [_seconds(run) for run in (trials or [job])]
+    return None if None in runs else sum(run for run in runs if run is not None)
+
+
+def _seconds(run: Mapping[str, Any]) -> float | None:
+    start, end = run.get("startTime"), run.get("endTime")
     try:
-        return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+        return (
+            datetime.fromisoformat(str(end)) - datetime.fromisoformat(str(start))
+        ).total_seconds()
     except (TypeError, ValueError):
         return None
 

@@ -82,6 +82,4 @@ class AIPPackageTrainerOperator(BaseOperator):
             )
         except (InvalidTrainerError, StagingError) as error:
             raise AirflowFailException(str(error)) from error
-        how = "built and uploaded" if trainer.uploaded else "unchanged, nothing to upload"
-        self.log.info("Trainer %s: %s (%s)", self.package_path, trainer.uri, how)
         return trainer.uri

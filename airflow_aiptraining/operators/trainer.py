@@ -142,7 +142,5 @@ class Trainer:
                 client=client,
                 module_name=module_name,
             )
-            how = "built and uploaded" if trainer.uploaded else "unchanged, nothing to upload"
-            log.info("Trainer %s: %s (%s)", self.package_path.name, trainer.uri, how)
             uris.append(trainer.uri)
         return request.with_values("the operator's packages", {"packageUris": uris})

@@ -82,17 +82,15 @@ class AIPTrainingJobTrigger(BaseTrigger):
         path = f"{type(self).__module__}.{type(self).__qualname__}"
         return path, {name: getattr(self, name) for name in names}
 
-    def _watch(self) -> JobWatch:
+    def _watch_key(self) -> WatchKey:
         chain = self.impersonation_chain or ()
-        return JobWatch.shared(
-            WatchKey(
-                gcp_conn_id=self.gcp_conn_id,
-                impersonation_chain=(chain,) if isinstance(chain, str) else tuple(chain),
-                service=self.service,
-                api_endpoint=self.api_endpoint,
-                project_id=self.project_id,
-                region=self.region,
-            )
+        return WatchKey(
+            gcp_conn_id=self.gcp_conn_id,
+            impersonation_chain=(chain,) if isinstance(chain, str) else tuple(chain),
+            service=self.service,
+            api_endpoint=self.api_endpoint,
+            project_id=self.project_id,
+            region=self.region,
         )
 
     def _event(self, event: str, **facts: Any) -> TriggerEvent:
@@ -106,12 +104,10 @@ class AIPTrainingJobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event."""
-        async with self._watch() as watch:
+        async with JobWatch.shared(self._watch_key()) as watch:
             yield await self._wait(watch)
 
     async def _wait(self, watch: JobWatch) -> TriggerEvent:
-        from airflow_aiptraining.services.retries import pause_after
-
         state: JobState | None = None
         failures, away_since = 0, 0.0
         while True:
@@ -122,7 +118,7 @@ class AIPTrainingJobTrigger(BaseTrigger):
                 failures += 1
                 away_since = away_since or time.time()
                 since = datetime.fromtimestamp(away_since, UTC).strftime("%H:%M:%S UTC")
-                pause = max(pause, pause_after(error, failures))
+                pause = max(pause, _backoff(error, failures))
                 self.log.warning(
                     "Job %s: the service has not answered since %s; the job itself goes on. %s",
                     self.job_id,
@@ -172,6 +168,13 @@ class AIPTrainingJobTrigger(BaseTrigger):
         if not given_up:
             self.log.info("Job %s goes on: its task was not given up.", self.job_id)
             return
-        async with self._watch() as watch:
+        async with JobWatch.shared(self._watch_key()) as watch:
             await watch.cancel_job(self.job_id)
         self.log.info("Job %s is being cancelled: its task was given up.", self.job_id)
+
+
+def _backoff(error: TransientServiceError, failures: int) -> float:
+    """Return the seconds to wait after so many calls in a row that weren't answered."""
+    from airflow_aiptraining.services.retries import pause_after
+
+    return pause_after(error, failures)

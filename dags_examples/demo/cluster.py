@@ -16,7 +16,6 @@ import os
 import secrets
 import shutil
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -108,9 +107,8 @@ class AirflowCluster:
         :raises TimeoutError: one wasn't healthy in time.
         """
         try:
-            self._write_password()
+            self._write_files()
             self.run_cli(["db", "migrate"])
-            self._use_wal()
             for component in self.components.values():
                 component.start()
             self.wait_until_healthy()
@@ -161,7 +159,9 @@ class AirflowCluster:
             if self._api is not None:
                 self._api.close()
                 self._api = None
-            stop(list(self.components.values()))
+            # The api-server last: workers and triggers that end have something to tell it.
+            stop([self.components[name] for name in _HEALTH_NAMES])
+            stop([self.components["api-server"]])
             left = end_processes_of(self.home)
             if self._owns_home:
                 shutil.rmtree(self.home, ignore_errors=True)
@@ -241,7 +241,7 @@ class AirflowCluster:
             "API__SECRET_KEY": secrets.token_hex(16),
             "API_AUTH__JWT_SECRET": secrets.token_hex(32),
             "DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
-            # SQLite has one writer at a time: wait for it rather than fail.
+            # The timeout: how long a writer waits for its turn, see airflow_local_settings.py.
             "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}?timeout=30",
             "DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
             "DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "1",
@@ -261,13 +261,9 @@ class AirflowCluster:
             **added,
         }
 
-    def _write_password(self) -> None:
-        path = self.home / "passwords.json"
-        path.touch(mode=0o600)
-        path.write_text(json.dumps({USER: self.password}))
-
-    def _use_wal(self) -> None:
-        # Readers and the writer don't block each other then; the setting stays in the file.
-        with sqlite3.connect(self.home / "airflow.db") as connection:
-            connection.execute("PRAGMA journal_mode=WAL")
-        connection.close()
+    def _write_files(self) -> None:
+        passwords = self.home / "passwords.json"
+        passwords.touch(mode=0o600)
+        passwords.write_text(json.dumps({USER: self.password}))
+        (self.home / "config").mkdir(exist_ok=True)
+        shutil.copy(Path(__file__).with_name("airflow_local_settings.py"), self.home / "config")

@@ -203,7 +203,9 @@ def check(api: AirflowApi, service: EmbeddedService) -> list[Trained]:
 
     def deployed() -> bool:
         blob = bucket.get_blob("deployed/breast_cancer.json")
-        return blob is not None and json.loads(blob.download_as_bytes())["job_id"] == newest
+        if blob is None or json.loads(blob.download_as_bytes())["job_id"] != newest:
+            return False
+        return all(run["state"] == "success" for run in api.runs(DEPLOY_DAG))
 
     wait_for(
         deployed,

@@ -467,6 +467,17 @@ def test_an_export_that_was_killed_before_its_manifest_is_completed(
     assert half_done.items() <= team.state().items()
 
 
+def test_an_export_that_was_killed_before_the_pointer_moved_moves_it(team: Team) -> None:
+    team.train("a_1", SKLEARN)
+    verdict = team.look("a_1")
+    result = team.export(verdict)
+    team.bucket.blob("models/latest.json").delete()
+    before = team.state()
+    assert team.export(verdict) == result
+    assert team.state().keys() - before.keys() == {"models/latest.json"}
+    assert before.items() <= team.state().items()
+
+
 def test_a_half_done_export_of_other_bytes_is_refused(team: Team) -> None:
     team.train("a_1", SKLEARN)
     team.write({"model.joblib": b"not this one"}, "models/a_1")

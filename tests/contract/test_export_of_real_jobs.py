@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import zipfile
 from typing import Any
 
@@ -109,6 +110,10 @@ def test_a_real_jobs_model_is_gated_and_exported(hook: Any) -> None:
 def test_a_real_second_attempt_that_writes_nothing_does_not_pass(hook: Any) -> None:
     first = submit(hook, "census_20261115_000000", "two", "--accuracy=0.93")
     assert gate(first)["objects"][0]["name"] == "model.joblib"
+    # The API cuts its times to whole seconds, so the second attempt begins in another one.
+    model = hook.get_storage_client().bucket(BUCKET).get_blob("two/model.joblib")
+    while time.time() < int(model.time_created.timestamp()) + 1:
+        time.sleep(0.01)
     second = submit(hook, "census_20261115_000000_a002", "two")
     with pytest.raises(AirflowFailException, match="written before the job was created"):
         gate(second, grace_period=0.5)

@@ -633,6 +633,7 @@ def test_replica_outlives_a_killed_service_and_is_adopted(
     service.kill()
     again = start_with()
     assert again.ml == service.ml
+    client.connect()
     eventually(lambda: client.get(job_id)["state"] == "RUNNING")
     go.touch()
     job = client.wait(job_id)
@@ -664,6 +665,7 @@ def test_trainer_that_ends_while_the_service_is_down_is_told(
     go.touch()
     eventually(lambda: list((tmp_path / "data/jobs").glob("*/replicas/*/exit.json")))
     start_with()
+    client.connect()
 
     assert client.wait(job_id)["state"] == "SUCCEEDED"
 
@@ -681,6 +683,7 @@ def test_service_killed_at_any_moment_runs_the_job_once(
 
     service.kill()
     start_with()
+    client.connect()
 
     assert client.wait(job_id)["state"] == "SUCCEEDED"
     assert runs.read_text() == "run\n"
@@ -716,6 +719,7 @@ def test_stopped_service_leaves_replicas_unless_told_otherwise(
     assert second.process.returncode == 0
     assert not is_alive(trainer)
     start_with()
+    client.connect()
     assert client.get(job_id)["state"] == "CANCELLED"
 
 

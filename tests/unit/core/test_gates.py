@@ -14,6 +14,7 @@ from airflow_aiptraining.core.gates import (
     find_model,
     parse_time,
     wait_until_stable,
+    written_since,
 )
 from airflow_aiptraining.exceptions import GateNotPassedError
 
@@ -97,8 +98,20 @@ def test_one_old_part_is_enough_to_refuse() -> None:
     assert look(objects)[2].startswith("assets/vocab.txt: written before the job was created")
 
 
-def test_what_was_written_in_the_second_of_creation_is_new() -> None:
-    assert look(written("model.joblib", at=CREATED))[0] == ""
+@pytest.mark.parametrize(
+    ("created", "started", "expected"),
+    [
+        (CREATED, None, 0.0),
+        (CREATED, CREATED, 0.0),
+        (CREATED, CREATED + timedelta(seconds=54), 1.0),
+        (CREATED.replace(microsecond=5), CREATED + timedelta(seconds=54), 0.000005),
+    ],
+    ids=["not told", "a quick local job", "times cut to seconds", "whole times"],
+)
+def test_the_second_of_creation_is_the_jobs_only_if_it_started_in_it(
+    created: datetime, started: datetime | None, expected: float
+) -> None:
+    assert (written_since(created, started) - CREATED).total_seconds() == expected
 
 
 def test_an_old_model_of_another_shape_beside_the_new_one_does_no_harm() -> None:
@@ -154,15 +167,26 @@ def test_too_many_files_are_refused() -> None:
     ("written_at", "now", "is_stable"),
     [
         (LATER, LATER, True),
+        (LATER + timedelta(seconds=0.9), LATER, True),
         (LATER + timedelta(seconds=1), LATER + timedelta(seconds=10), False),
         (LATER + timedelta(seconds=1), LATER + timedelta(seconds=40), True),
     ],
-    ids=["before the job's end", "just now", "at rest"],
+    ids=["at the job's end", "in the second of its end", "just now", "at rest"],
 )
 def test_a_model_at_rest_is_stable(written_at: datetime, now: datetime, is_stable: bool) -> None:
     model = FoundModel("", tuple(written("model.joblib", at=written_at)))
     reason = wait_until_stable(model, ended=LATER, now=now, quiet=timedelta(seconds=30))
     assert (reason == "") is is_stable
+
+
+def test_model_written_in_the_second_of_the_jobs_end_is_at_rest() -> None:
+    """The service's endTime has whole seconds, the object's time has not."""
+    parts = written("model.joblib", at=LATER + timedelta(milliseconds=700))
+    model, _ = find_model(parts, since=CREATED, model_files=())
+    now = LATER + timedelta(seconds=1)
+
+    assert model is not None
+    assert wait_until_stable(model, ended=LATER, now=now, quiet=timedelta(seconds=30)) == ""
 
 
 @pytest.mark.parametrize(

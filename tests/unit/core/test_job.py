@@ -259,6 +259,7 @@ def test_output_only_fields_are_refused() -> None:
         ("region", True, "write it in quotes: 'true'"),
         ("region", ["us"], "text is expected, not a list"),
         ("args", "--epochs", "a list is expected, not '--epochs'; write it as ['--epochs']"),
+        ("args", "--epochs 3", "write it as ['--epochs', '3']"),
         ("args", {"a": 1}, "a list is expected, not a mapping"),
         ("args", [None], "is null"),
         ("masterConfig", "gcr.io/p/i", "a mapping of fields is expected"),
@@ -731,8 +732,9 @@ def test_a_job_without_training_input_is_told_so() -> None:
     assert only({"jobId": "a", "trainingInput": None}).startswith("trainingInput: missing")
 
 
-def test_empty_texts_and_lists_are_as_good_as_missing() -> None:
-    job = with_input(region="", packageUris=[])
+@pytest.mark.parametrize("blank", ["", " "])
+def test_blank_texts_and_empty_lists_are_as_good_as_missing(blank: str) -> None:
+    job = with_input(region=blank, packageUris=[])
 
     assert [violation.path for violation in check_job(job)] == [
         "trainingInput.region",

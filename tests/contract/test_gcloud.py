@@ -1,0 +1,119 @@
+"""ML v1 jobs of the embedded service, judged by the gcloud CLI where it is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from embedded import Service
+from training_client import PROJECT, TrainingClient
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
+
+Gcloud = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> TrainingClient:
+    return TrainingClient(service)
+
+
+@pytest.fixture(scope="module")
+def gcloud(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Gcloud:
+    """Run ``gcloud ai-platform jobs …`` against the service, without credentials."""
+    env = os.environ | {
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_ML": f"{service.ml}/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{service.logging}/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{service.storage}/storage/v1/",
+        "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+        "CLOUDSDK_CONFIG": str(tmp_path_factory.mktemp("gcloud")),
+        "CLOUDSDK_CORE_PROJECT": PROJECT,
+        "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+    }
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["gcloud", "ai-platform", "jobs", *arguments],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+def test_describe_and_list_show_a_job(client: TrainingClient, gcloud: Gcloud) -> None:
+    job_id = client.submit("print('hello')")
+    job = client.wait(job_id)
+
+    described = gcloud("describe", job_id, "--format=json")
+    listed = gcloud("list", "--format=json")
+
+    assert json.loads(described.stdout) == job
+    assert job in json.loads(listed.stdout)
+
+
+def test_cancel_is_silent_and_cancels(client: TrainingClient, gcloud: Gcloud) -> None:
+    job_id = client.submit("import time; time.sleep(600)")
+
+    done = gcloud("cancel", job_id)
+
+    assert done.returncode == 0, done.stderr
+    assert client.wait(job_id)["state"] == "CANCELLED"
+
+
+def test_errors_are_told_in_googles_words(client: TrainingClient, gcloud: Gcloud) -> None:
+    unknown = gcloud("describe", "no_such_job")
+
+    assert unknown.returncode == 1
+    assert "NOT_FOUND: Field: name Error:" in unknown.stderr
+
+
+def test_labels_are_updated(client: TrainingClient, gcloud: Gcloud) -> None:
+    job_id = client.submit("print('hello')")
+
+    done = gcloud("update", job_id, "--update-labels=team=a")
+
+    assert done.returncode == 0, done.stderr
+    assert client.get(job_id)["labels"] == {"team": "a"}
+
+
+def test_stream_logs_gives_every_line_once_and_ends(client: TrainingClient, gcloud: Gcloud) -> None:
+    job_id = client.submit(
+        "import time\nfor number in range(40): print('number', number); time.sleep(0.1)"
+    )
+
+    done = gcloud("stream-logs", job_id, "--polling-interval=1")
+
+    assert done.returncode == 0, done.stderr
+    printed = [line.split("\t") for line in done.stdout.splitlines()]
+    numbers = [cells[-1].strip() for cells in printed if "number" in cells[-1]]
+    assert numbers == [f"number {number}" for number in range(40)]
+    assert "master-replica-0" in done.stdout
+    assert "Job completed successfully." in done.stdout
+
+
+def test_submit_packages_uploads_and_runs(
+    client: TrainingClient, gcloud: Gcloud, tmp_path: Path
+) -> None:
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "task.py").write_text("import sys; print('args', sys.argv[1:])")
+
+    done = gcloud(
+        "submit", "training", "by_gcloud",
+        f"--package-path={package}", "--module-name=trainer.task",
+        f"--staging-bucket=gs://{client.bucket}", "--region=us-central1",
+        "--runtime-version=2.11", "--python-version=3.7", "--", "--epochs", "3",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert client.wait("by_gcloud")["state"] == "SUCCEEDED", client.lines("by_gcloud")
+    assert "args ['--epochs', '3']" in client.lines("by_gcloud")
