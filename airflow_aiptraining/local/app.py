@@ -26,6 +26,7 @@ def create_app(
     *,
     allowed_hosts: Collection[str] = (),
     token: str | None = None,
+    token_free_port: int | None = None,
     training: TrainingSettings | None = None,
 ) -> Starlette:
     """Return the service over one data directory.
@@ -34,6 +35,7 @@ def create_app(
         at a time: a second one on the same directory is refused.
     :param allowed_hosts: Host names accepted beside loopback ones (see ``security.LocalOnly``).
     :param token: bearer token that every request must carry; None: none is asked.
+    :param token_free_port: port where none is asked (see ``security.LocalOnly``).
     :param training: how jobs are run; None: as by default.
     :return: the ASGI application.  Its lifespan starts and stops what runs beside requests.
     """
@@ -65,7 +67,14 @@ def create_app(
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(LocalOnly, allowed_hosts=allowed_hosts, token=token)],
+        middleware=[
+            Middleware(
+                LocalOnly,
+                allowed_hosts=allowed_hosts,
+                token=token,
+                token_free_port=token_free_port,
+            )
+        ],
         exception_handlers={
             ApiError: _answer_api_error,
             HTTPException: _answer_http_error,

@@ -223,8 +223,6 @@ class _Parser:
         self._next = 0
 
     def either(self, depth: int) -> Node:
-        if depth > _MAX_DEPTH:
-            raise FilterError(f"more than {_MAX_DEPTH} levels of parentheses")
         parts = [self.sequence(depth)]
         while self._accept("word", "OR"):
             parts.append(self.sequence(depth))
@@ -241,6 +239,8 @@ class _Parser:
                 parts.append(self.factor(depth))
 
     def factor(self, depth: int) -> Node:
+        if depth > _MAX_DEPTH:
+            raise FilterError(f"more than {_MAX_DEPTH} levels of parentheses and NOT")
         if self._accept("word", "NOT") or self._accept("word", "-"):
             return Not(self.factor(depth + 1))
         if self._accept("bracket", "("):

@@ -13,12 +13,11 @@ from airflow_aiptraining.local.object_store import ObjectStore, StoredObject
 
 _URI = re.compile(r"gs://([^/]+)/(.+)")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.(tar\.gz|tgz|zip|whl)")
-_NO_IMAGES = "custom containers"
-# (path in trainingInput in either spelling, what it asks for)
+# (path in trainingInput, what it asks for)
 _NOT_YET = (
     ("hyperparameters", "hyperparameter tuning"),
     ("nasJobSpec", "neural architecture search"),
-    ("masterConfig.imageUri", _NO_IMAGES),
+    ("masterConfig.imageUri", "custom containers"),
     ("workerCount", "workers"),
     ("parameterServerCount", "parameter servers"),
     ("evaluatorCount", "evaluators"),
@@ -38,8 +37,7 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
     if not isinstance(training_input, Mapping):
         return
     for path, what in _NOT_YET:
-        value = _at(training_input, path)
-        if value and value not in {"0"} if not isinstance(value, Mapping) else value:
+        if _at(training_input, path) not in (None, "", "0", 0):
             raise _unimplemented(what)
     tier = str(_at(training_input, "scaleTier") or "").upper().replace("-", "_")
     if tier in _TIERS_WITH_WORKERS:

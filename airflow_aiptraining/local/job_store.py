@@ -233,13 +233,16 @@ class JobStore:
         for row in self._db.execute(query, values):
             yield _job(row)
 
-    def in_states(self, *states: JobState) -> list[Job]:
-        """Return all projects' jobs in these states, in the order in which they are to run."""
+    def in_states(self, *states: JobState, limit: int = -1) -> list[Job]:
+        """Return all projects' jobs in these states, in the order in which they are to run.
+
+        :param limit: so many at most; -1: all.
+        """
         places = ", ".join("?" * len(states))
         rows = self._db.execute(
             f"SELECT * FROM jobs WHERE state IN ({places})"  # noqa: S608 - only the places
-            " ORDER BY priority DESC, number",
-            [state.value for state in states],
+            " ORDER BY priority DESC, number LIMIT ?",
+            [*(state.value for state in states), limit],
         )
         return [_job(row) for row in rows]
 

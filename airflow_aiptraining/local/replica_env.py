@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,15 @@ _PASSED_ON = (
 )
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _CHIEF_SINCE = (2, 1)
+
+
+def temporary_folder(uid: str) -> Path:
+    """Return the folder for a replica's temporary files.
+
+    Not below the replica's own folder: the names of sockets that multiprocessing puts there may
+    have 107 characters.
+    """
+    return Path(tempfile.gettempdir()) / f"aiptraining-{uid[:16]}"
 
 
 def command(python: Path, training_input: Mapping[str, Any]) -> list[str]:
@@ -101,7 +111,7 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables of a replica.
 
-    :param folder: the replica's own folder, with ``home``, ``tmp`` and ``gcloud`` in it.
+    :param folder: the replica's own folder, with ``home`` and ``gcloud`` in it.
     :param uid: the replica's uid, put into ``MARKER``.
     :param python: the interpreter; its folder comes first on PATH.
     :param service_url: where this service is reached, without a slash at the end.
@@ -116,7 +126,7 @@ def environment(
         "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
         "VIRTUAL_ENV": str(python.parent.parent),
         "HOME": str(folder / "home"),
-        "TMPDIR": str(folder / "tmp"),
+        "TMPDIR": str(temporary_folder(uid)),
         "LANG": "C.UTF-8",
         "TZ": "UTC",
         "PYTHONUNBUFFERED": "1",

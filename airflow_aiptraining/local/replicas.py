@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from airflow_aiptraining.local import replica_wrapper
+from airflow_aiptraining.local import replica_env, replica_wrapper
 from airflow_aiptraining.local.processes import kill_group, kill_marked
 from airflow_aiptraining.local.replica_env import MARKER
 
@@ -33,7 +33,7 @@ LINE_LIMIT = 100_000
 """Bytes kept of one line."""
 
 _KILL_SECONDS = 10.0
-_FOLDERS = ("work", "home", "tmp", "gcloud", "hypertune")
+_FOLDERS = ("work", "home", "gcloud", "hypertune")
 
 
 class Stage(Enum):
@@ -100,6 +100,7 @@ class ReplicaProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in _FOLDERS:
             (self.folder / name).mkdir(exist_ok=True)
+        replica_env.temporary_folder(self.uid).mkdir(mode=0o700, exist_ok=True)
         replica_wrapper.write_atomically(
             self.folder / "spec.json",
             {
@@ -167,8 +168,9 @@ class ReplicaProcess:
     async def sweep(self) -> None:
         """End what the process left behind, and remove what it was given for its run."""
         await asyncio.to_thread(kill_marked, MARKER, self.uid)
-        for name in _FOLDERS:
-            await asyncio.to_thread(shutil.rmtree, self.folder / name, ignore_errors=True)
+        folders = [self.folder / name for name in _FOLDERS]
+        for folder in (*folders, replica_env.temporary_folder(self.uid)):
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _kill_once(self) -> None:
         with contextlib.suppress(OSError, ValueError):

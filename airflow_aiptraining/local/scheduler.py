@@ -115,7 +115,7 @@ class Scheduler:
         free = self._capacity - len(self._tasks)
         if not self._is_running or free <= 0:
             return
-        for job in self._store.in_states(JobState.QUEUED):
+        for job in self._store.in_states(JobState.QUEUED, limit=self._capacity):
             if job.uid in self._tasks:
                 continue
             if free <= 0:

@@ -34,14 +34,21 @@ class LocalOnly:
         that is reached by another name, as from a container.
     :param token: if set, every request must carry it as ``Authorization: Bearer``. The Host header
         may be anything then: a web page doesn't know the token, and containers have many names.
+    :param token_free_port: port of a loopback listener where no token is asked: replicas reach
+        storage there, as its client libraries can't send one to an emulator.
     """
 
     def __init__(
-        self, app: ASGIApp, allowed_hosts: Collection[str] = (), token: str | None = None
+        self,
+        app: ASGIApp,
+        allowed_hosts: Collection[str] = (),
+        token: str | None = None,
+        token_free_port: int | None = None,
     ) -> None:
         self._app = app
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._token = token
+        self._token_free_port = token_free_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer why not."""
@@ -63,7 +70,10 @@ class LocalOnly:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         host = headers.get("host", "").lower()
-        if self._token is None and not self._is_ours(host, scope):
+        token = self._token
+        if token is not None and (scope.get("server") or ("", None))[1] == self._token_free_port:
+            token = None
+        if token is None and not self._is_ours(host, scope):
             raise _denied(
                 f"Host {host!r} is not a name of this service. Use its loopback address, or "
                 "start it with this host allowed"
@@ -71,10 +81,10 @@ class LocalOnly:
         origin = headers.get("origin")
         if origin is not None and origin.lower() != f"{scope['scheme']}://{host}":
             raise _denied(f"Requests from web pages are refused (Origin {origin!r})")
-        if self._token is not None:
+        if token is not None:
             given = headers.get("authorization", "")
             if not hmac.compare_digest(
-                given.encode("utf-8", "replace"), f"Bearer {self._token}".encode()
+                given.encode("utf-8", "replace"), f"Bearer {token}".encode()
             ):
                 raise ApiError(
                     401,

@@ -72,16 +72,23 @@ def serve(
             "--token-file: a file with a secret that clients send as 'Authorization: Bearer …'."
         )
     data.mkdir(parents=True, exist_ok=True)
-    with _only_one(data), _listen(host, port, data / "port") as listener:
-        own_host, own_port = listener.getsockname()[:2]
-        # Replicas are on this machine, whatever address others use.
-        reached = "127.0.0.1" if own_host in {"0.0.0.0", "::"} else own_host  # noqa: S104
-        url = f"http://[{reached}]:{own_port}" if ":" in reached else f"http://{reached}:{own_port}"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_only_one(data))
+        listener = stack.enter_context(_listen(host, port, data / "port"))
+        listeners = [listener]
+        if token is not None:
+            # Replicas' storage clients can send no token; they are on this machine.
+            inner = stack.enter_context(_listen("127.0.0.1", 0, data / "replica_port"))
+            listeners.append(inner)
+        url = _url(listener)
         app = create_app(
             data,
             allowed_hosts=allowed_hosts,
             token=token,
-            training=TrainingSettings(service_url=url, capacity=capacity, stop_jobs=stop_jobs),
+            token_free_port=_port(listeners[-1]) if token is not None else None,
+            training=TrainingSettings(
+                service_url=_url(listeners[-1]), capacity=capacity, stop_jobs=stop_jobs
+            ),
         )
         config = uvicorn.Config(
             app,
@@ -93,7 +100,7 @@ def serve(
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         server = _Server(config, ready={"ml": url, "logging": url, "storage": url}, file=ready_file)
-        asyncio.run(server.run_on(listener))
+        asyncio.run(server.run_on(listeners))
         if not server.started:
             raise ServiceNotStartedError("The service could not start; its log says why.")
 
@@ -108,12 +115,12 @@ class _Server(uvicorn.Server):
         self._ready = {**ready, "pid": os.getpid()}
         self._file = file
 
-    async def run_on(self, listener: socket.socket) -> None:
+    async def run_on(self, listeners: list[socket.socket]) -> None:
         """Serve until a signal comes."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        await self.serve(sockets=[listener])
+        await self.serve(sockets=listeners)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then tell."""
@@ -190,6 +197,21 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _port(listener: socket.socket) -> int:
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def _url(listener: socket.socket) -> str:
+    """Return the address at which this machine reaches a listener."""
+    host = listener.getsockname()[0]
+    if host in {"0.0.0.0", "::"}:  # noqa: S104
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    return (
+        f"http://[{host}]:{_port(listener)}" if ":" in host else f"http://{host}:{_port(listener)}"
+    )
 
 
 def _read_token(path: Path) -> str:

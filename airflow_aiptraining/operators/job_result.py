@@ -84,9 +84,14 @@ def log_tail(service: MLv1Service, job_id: str, lines: int = TAIL) -> list[str]:
             ),
             lines,
         )
-        return [entry.message[:_MAX_LINE] for entry in newest][::-1]
+        return [printable(entry.message[:_MAX_LINE]) for entry in newest][::-1]
     except ServiceError as error:
         return [f"(the log can't be read: {error})"]
+
+
+def printable(text: str) -> str:
+    """Return a remote text without control characters: it may not steer whoever reads a log."""
+    return "".join(char if char.isprintable() or char in "\t\n" else "\ufffd" for char in text)
 
 
 def failure(
@@ -99,7 +104,7 @@ def failure(
     """
     job_id = str(job.get("jobId"))
     state = JobState.of(job)
-    reason = str(job.get("errorMessage") or "")
+    reason = printable(str(job.get("errorMessage") or ""))
     tail = log_tail(service, job_id)
     parts = [
         f"Training job {job_id!r} (project {service.project_id!r}, {service_name}) ended {state}"

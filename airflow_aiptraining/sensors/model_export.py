@@ -217,40 +217,15 @@ class AIPModelExportSensor(BaseSensorOperator):
 
     def _newest_attempt(self, service: MLv1Service, context: Context) -> GatedJob:
         from airflow_aiptraining.hooks.model_gate import GatedJob, NotYetError
+        from airflow_aiptraining.sensors.finding import newest_attempt, work_of_date
 
-        work = self._work_id(context)
-        number, newest = 1, None
-        while True:
-            try:
-                newest = service.get_job(work.attempt(number))
-            except JobNotFoundError:
-                break
-            number += 1
-        if newest is None:
+        work = work_of_date(
+            context, str(self.job_id_base), self.logical_date, map_index=self.map_index
+        )
+        found = newest_attempt(service, work)
+        if found is None:
             raise NotYetError(f"There is no job {work.attempt(1)!r} in {service.project_id!r}.")
-        return GatedJob(newest, service.project_id, work.stamp, number - 1)
-
-    def _work_id(self, context: Context) -> job_ids.WorkId:
-        base = str(self.job_id_base)
-        if not self.logical_date:
-            run: Any = context["dag_run"]
-            return job_ids.work_id(
-                base,
-                run_id=run.run_id,
-                run_type=str(getattr(run.run_type, "value", run.run_type)),
-                logical_date=run.logical_date,
-                run_after=run.run_after,
-                map_index=self.map_index,
-            )
-        date = self.logical_date
-        if isinstance(date, str):
-            try:
-                date = parse_time(date)
-            except ValueError:
-                raise GateNotPassedError(
-                    f"logical_date is {date!r}; it must be like 2026-11-14T00:00:00+00:00."
-                ) from None
-        return job_ids.WorkId(job_ids.check_base(base), date, "", self.map_index)
+        return GatedJob(found[0], service.project_id, work.stamp, found[1])
 
     def _away(self, context: Context) -> datetime:
         """Return since when there has been no answer, as far as this sensor knows."""

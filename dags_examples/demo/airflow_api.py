@@ -224,7 +224,7 @@ class AirflowApi:
 
     def asset_events(self, **params: Any) -> list[dict[str, Any]]:
         """Return the events of all assets, oldest first."""
-        answer = self.get("/assets/events", limit=100, order_by="id", **params)
+        answer = self.get("/assets/events", limit=100, order_by="timestamp", **params)
         return list(answer["asset_events"])
 
     def add_connection(self, connection_id: str, conn_type: str, extra: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ def run(home: Path, keep: bool, say: Callable[[str], None]) -> int:
         ) as airflow:
             say(f"Airflow is at {airflow.base_url}")
             try:
-                backfill(airflow, say)
+                backfill(airflow, service, say)
                 rows = check(airflow.api, service)
             except (RuntimeError, TimeoutError) as error:
                 if not keep:
@@ -115,7 +115,7 @@ def run(home: Path, keep: bool, say: Callable[[str], None]) -> int:
     return 0
 
 
-def backfill(airflow: AirflowCluster, say: Callable[[str], None]) -> None:
+def backfill(airflow: AirflowCluster, service: EmbeddedService, say: Callable[[str], None]) -> None:
     """Backfill the last days and wait until all of them, and the deployment, are done."""
     api = airflow.api
     api.wait_for_dags([TRAIN_DAG, DEPLOY_DAG])
@@ -150,7 +150,7 @@ def backfill(airflow: AirflowCluster, say: Callable[[str], None]) -> None:
         timeout=RUNS_TIMEOUT,
         interval=1.0,
         what="the three runs",
-        components=list(airflow.components.values()),
+        components=[service.component, *airflow.components.values()],
     )
 
 

@@ -114,12 +114,8 @@ def test_trainers_and_demo_are_not_parsed_as_dags(airflow: AirflowCluster) -> No
     airflow.api.wait_for_dags(EXAMPLES)
     files = {dag["relative_fileloc"] for dag in airflow.api.get("/dags", limit=100)["dags"]}
 
-    assert files == {
-        "retrain_daily.py",
-        "retrain_with_params.py",
-        "wait_for_other_job.py",
-        "failing.py",
-    }
+    assert "retrain_daily.py" in files
+    assert [file for file in files if "/" in file] == []
 
 
 def test_each_backfilled_date_has_one_job_named_by_its_date(
@@ -197,9 +193,8 @@ def test_an_earlier_date_is_exported_but_not_deployed(
     deployments(airflow, newest)
     runs_before = len(airflow.api.runs("deploy_breast_cancer"))
     earlier = backfill.dates[0] - timedelta(7)
-    span = ["--from-date", str(earlier), "--to-date", str(earlier)]
-    airflow.run_cli(["backfill", "create", "--dag-id", "retrain_daily", *span])
-    succeed(airflow, "retrain_daily", f"backfill__{earlier}T00:00:00+00:00")
+    run_id = airflow.api.trigger("retrain_daily", logical_date=f"{earlier}T00:00:00Z")
+    succeed(airflow, "retrain_daily", run_id)
     wait_for(
         lambda: len(airflow.api.runs("deploy_breast_cancer")) > runs_before,
         timeout=60,
@@ -207,7 +202,10 @@ def test_an_earlier_date_is_exported_but_not_deployed(
     )
     said = deployments(airflow, newest)
 
-    job_id = f"breast_cancer_{earlier:%Y%m%d}_000000"
+    export = airflow.api.xcom("retrain_daily", run_id, "export")
+    job_id = export["job_id"]
+    assert job_id.startswith(f"breast_cancer_{earlier:%Y%m%d}_000000_r")
+    assert export["is_latest"] is False
     assert stored(service, f"models/breast_cancer/{job_id}/manifest.json")["job_id"] == job_id
     assert said[-1] == f"{newest} is deployed already"
     assert stored(service, "models/breast_cancer/latest.json")["job_id"] == newest
@@ -236,13 +234,14 @@ def test_the_trigger_form_changes_the_job(
 ) -> None:
     airflow.api.wait_for_dags(["retrain_with_params"])
     airflow.api.unpause("retrain_with_params")
-    conf = {"scale_tier": "STANDARD_1", "regularization": 100}
+    conf = {"scale_tier": "CUSTOM", "master_type": "n1-highmem-8", "regularization": 100}
     run_id = airflow.api.trigger("retrain_with_params", conf=conf)
     succeed(airflow, "retrain_with_params", run_id)
 
     result = airflow.api.xcom("retrain_with_params", run_id, "train")
     training_input = job(service, result["job_id"])["trainingInput"]
-    assert training_input["scaleTier"] == "STANDARD_1"
+    assert training_input["scaleTier"] == "CUSTOM"
+    assert training_input["masterType"] == "n1-highmem-8"
     assert training_input["args"][-2:] == ["--regularization", "100"]
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,12 @@ def test_replica_has_its_job_and_the_storage_and_nobodys_credentials(
     assert address.startswith("127.0.0.1:")
     assert tf_config["job"]["pythonModule"] == "trainer.task"
     assert tf_config["environment"] == "cloud"
+
+
+def test_job_may_leave_the_runtime_to_the_service(client: TrainingClient) -> None:
+    job_id = client.submit("", runtimeVersion=None, pythonVersion=None)
+
+    assert client.wait(job_id)["state"] == "SUCCEEDED"
 
 
 def test_failed_trainers_traceback_is_in_the_error_message(client: TrainingClient) -> None:
@@ -295,7 +302,7 @@ def test_same_id_in_another_project_is_another_job(client: TrainingClient, quick
         ({"job_id": "1a"}, "job.job_id"),
         ({"job_id": "a-b"}, "job.job_id"),
         ({"scaleTier": "HUGE"}, "scale_tier"),
-        ({"runtimeVersion": None}, "runtime_version"),
+        ({"region": None}, "region"),
         ({"pythonModule": None}, "python_module"),
         ({"workerCoun": "1"}, "worker_coun"),
         ({"jobDir": "/tmp"}, "job_dir"),
@@ -748,3 +755,45 @@ def test_other_hosts_need_a_token(tmp_path: Path) -> None:
 
     assert refused.returncode == 1
     assert "--token-file" in refused.stderr
+
+
+def test_replicas_reach_storage_of_a_service_that_asks_for_a_token(
+    start_with: Callable[..., Service], tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-secret-of-some-length\n")
+    service = start_with("--host", "0.0.0.0", "--token-file", str(token))
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{service.ml}/v1/projects/p/jobs")
+
+    def call(path: str, body: bytes | None, kind: str = "application/json") -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {token.read_text().strip()}", "Content-Type": kind}
+        request = urllib.request.Request(f"{service.ml}{path}", body, headers)
+        found: dict[str, Any] = json.load(urllib.request.urlopen(request))
+        return found
+
+    task = """
+        import os, urllib.request
+        print(urllib.request.urlopen(os.environ["STORAGE_EMULATOR_HOST"] + "/storage/v1/b/bkt"))
+    """
+    name = "trainer-0.1-py3-none-any.whl"
+    call("/storage/v1/b?project=p", b'{"name": "bkt"}')
+    upload = f"/upload/storage/v1/b/bkt/o?uploadType=media&name={name}"
+    call(upload, wheel(task), "application/octet-stream")
+    training_input = {
+        "packageUris": [f"gs://bkt/{name}"],
+        "pythonModule": "trainer.task",
+        "region": "us-central1",
+        "runtimeVersion": "2.11",
+        "pythonVersion": "3.7",
+        "scaleTier": "BASIC",
+    }
+    body = json.dumps({"jobId": "a", "trainingInput": training_input}).encode()
+    call("/v1/projects/p/jobs", body)
+
+    def ended() -> dict[str, Any] | None:
+        job = call("/v1/projects/p/jobs/a", None)
+        return job if "endTime" in job else None
+
+    job = eventually(ended)
+    assert job["state"] == "SUCCEEDED", job
