@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_aiptraining import __version__
+from airflow_aiptraining import __version__, cli_jobs
 from airflow_aiptraining.exceptions import AIPTrainingError, InvalidJobError, Violation
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ def _parser() -> argparse.ArgumentParser:
         "--stop-jobs", action="store_true", help="at the end cancel the jobs that still run"
     )
     serve.set_defaults(run=_serve)
+
+    cli_jobs.add_commands(commands)
     return parser
 
 

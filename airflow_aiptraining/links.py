@@ -15,10 +15,10 @@ _CONSOLE = "https://console.cloud.google.com/ai-platform/jobs"
 def job_url(service: str, api_endpoint: str, project_id: str, job_id: str) -> str:
     """Return the address at which a person sees the job.
 
-    :param service: ``local`` shows the job's resource at its own endpoint; others the console.
+    :param service: ``local`` shows the job's log at its own endpoint; others Google's console.
     """
     if service == "local":
-        return f"{api_endpoint}/v1/projects/{project_id}/jobs/{job_id}"
+        return f"{api_endpoint}/logs/{project_id}/{job_id}"
     return f"{_CONSOLE}/{job_id}?project={project_id}"
 
 

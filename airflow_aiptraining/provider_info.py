@@ -11,7 +11,7 @@ _SECRET = {"type": ["string", "null"], "format": "password"}
 _AIPTRAINING_FIELDS = {
     "service": {
         "label": "Service",
-        "schema": {**_TEXT, "enum": ["local", "ml_v1", "vertex_ai"], "default": "local"},
+        "schema": {**_TEXT, "enum": ["local", "ml_v1"], "default": "local"},
         "description": "local: the embedded service. ml_v1: any AI Platform Training endpoint.",
     },
     "api_endpoint": {
@@ -59,7 +59,11 @@ _AIPTRAINING_FIELDS = {
 
 #: Google's own credential extras; a form inherits nothing from the parent hook.
 _GOOGLE_FIELDS = {
-    "project": {"label": "Project Id", "schema": _TEXT},
+    "project": {
+        "label": "Project Id",
+        "schema": _TEXT,
+        "description": "Empty with 'local': local. Else that of the credentials.",
+    },
     "key_path": {"label": "Keyfile Path", "schema": _TEXT},
     "keyfile_dict": {"label": "Keyfile JSON", "schema": _SECRET},
     "credential_config_file": {"label": "Credential Configuration File", "schema": _TEXT},
@@ -111,6 +115,8 @@ def get_provider_info() -> dict[str, Any]:
                     f"{package}.operators.package",
                     f"{package}.operators.training_job",
                     f"{package}.operators.export",
+                    f"{package}.operators.cancel",
+                    f"{package}.operators.reap",
                 ],
             }
         ],
@@ -160,7 +166,18 @@ def get_provider_info() -> dict[str, Any]:
                         "version_added": "0.1.0",
                         "example": "prod-eu",
                         "default": "",
-                    }
+                    },
+                    "request_budget": {
+                        "description": (
+                            "Requests a minute, at most, with which one process (a triggerer) "
+                            "reads the jobs of one project and connection that deferred tasks "
+                            "wait for. It wins over poll_interval; the log says so."
+                        ),
+                        "type": "integer",
+                        "version_added": "0.1.0",
+                        "example": "600",
+                        "default": "240",
+                    },
                 },
             }
         },

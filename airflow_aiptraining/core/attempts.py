@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_aiptraining.core.states import JobState
+from airflow_aiptraining.core.task_keys import TaskKey
 
 LEDGER_VERSION = 1
 
@@ -27,8 +28,10 @@ TRY = "airflow-try"
 DAG = "airflow-dag"
 TASK = "airflow-task"
 RUN = "airflow-run"
-#: Labels that the operator sets; an author's own may not replace them.
-RESERVED_LABELS = frozenset({OWNER, SPEC, TRY, DAG, TASK, RUN})
+#: On jobs that may outlive their task: no reaper takes them.
+KEEP = "airflow-keep"
+#: Labels that begin like this are the operator's; an author's own may not.
+RESERVED_PREFIX = "airflow-"
 
 _MAX_LABEL = 63
 
@@ -61,16 +64,22 @@ def spec_label(body: Mapping[str, Any]) -> str:
 
 
 def job_labels(
-    *, owner: str, spec: str, stamp: Stamp, dag_id: str, task_id: str, run_id: str
+    *, deployment: str, task: TaskKey, spec: str, stamp: Stamp, keep: bool = False
 ) -> dict[str, str]:
-    """Return the labels that the operator puts on a job: for itself, and for people."""
+    """Return the labels that the operator puts on a job: for itself, for a reaper, for people.
+
+    :param deployment: see :func:`owner_label`.
+    :param keep: the job may run on when its task has ended.
+    """
     return {
-        OWNER: owner,
+        OWNER: owner_label(deployment, task.dag_id, task.task_id, task.run_id, task.map_index),
         SPEC: spec,
         TRY: stamp.label,
-        DAG: label_value(dag_id),
-        TASK: label_value(task_id),
-        RUN: label_value(run_id),
+        DAG: label_value(task.dag_id),
+        TASK: label_value(task.task_id),
+        RUN: label_value(task.run_id),
+        **({KEEP: "yes"} if keep else {}),
+        **task.to_labels(),
     }
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
+from airflow.sdk.configuration import conf
 from google.auth.credentials import AnonymousCredentials
 
 from airflow_aiptraining.exceptions import AIPTrainingError, ServiceError
@@ -72,6 +73,24 @@ class AIPTrainingHook(GoogleBaseHook):
             settings.check_no_cleartext_tokens(self.gcp_conn_id)
         return settings
 
+    @property
+    def deployment(self) -> str:
+        """The name of this Airflow among others that use the project: it tells whose a job is.
+
+        ``[aiptraining] deployment``, else the connection's; empty only on ``local``.
+
+        :raises ConnectionSettingsError: neither is set.
+        """
+        name = conf.get("aiptraining", "deployment", fallback="") or self.settings.deployment
+        if not name and self.settings.service != LOCAL:
+            raise ConnectionSettingsError(
+                "This Airflow has no deployment name: another one that uses the same project could "
+                "take its jobs for its own. Set [aiptraining] deployment in airflow.cfg, or "
+                f"'deployment' on connection {self.gcp_conn_id!r}, to a name of its own, e.g. "
+                "'prod'."
+            )
+        return str(name)
+
     def _is_anonymous(self, settings: ConnectionSettings) -> bool:
         anonymous = self.extras.get("is_anonymous")
         if isinstance(anonymous, str):
@@ -114,11 +133,16 @@ class AIPTrainingHook(GoogleBaseHook):
                 f"Connection {self.gcp_conn_id!r} names no project, and the task neither: set the "
                 "connection's project or the operator's project_id."
             )
+        endpoint = settings.api_endpoint if api_endpoint is None else api_endpoint
+        logging_endpoint = settings.logging_endpoint
+        if settings.service == LOCAL and logging_endpoint == settings.api_endpoint:
+            # The embedded service keeps its jobs' logs itself.
+            logging_endpoint = endpoint
         return MLv1Service(
             project,
             self.get_credentials(),
-            api_endpoint=settings.api_endpoint if api_endpoint is None else api_endpoint,
-            logging_endpoint=settings.logging_endpoint,
+            api_endpoint=endpoint,
+            logging_endpoint=logging_endpoint,
         )
 
     def get_storage_client(self, project_id: str | None = None) -> Client:

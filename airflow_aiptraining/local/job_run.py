@@ -168,6 +168,11 @@ class JobRun:
                 f"runtimeVersion {runtime} isn't simulated: nothing is preinstalled, the job has "
                 "its packages and what they require."
             )
+        else:
+            log.write(
+                f"No runtimeVersion is given: the default one is Python {own} with nothing "
+                "preinstalled; the job has its packages and what they require."
+            )
         tier = job.input.get("scaleTier", "BASIC")
         machine = job.input.get("masterType")
         log.write(f"{machine or tier} is recorded and priced; the job runs on this machine.")
@@ -289,7 +294,7 @@ class JobRun:
 
 
 def _failure(role: str, position: int, result: Exit, more: str) -> str:
-    """Return ``errorMessage`` in the real service's words (facts/ml-v1.md §1.11)."""
+    """Return ``errorMessage`` in the real service's words."""
     if result.error:
         return f"The replica {role} {position} was lost: {result.error}.\n\n{more}"
     if result.returncode in {-signal.SIGKILL, 128 + signal.SIGKILL}:

@@ -1,6 +1,6 @@
 """The routes of ML v1: jobs, and a plain word about everything else.
 
-Source: ML v1 discovery, revision 20251213; error shapes and wordings: facts/ml-v1.md §1.4.
+Source: ML v1 discovery, revision 20251213; error wordings as public logs of the service show them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Filters are those that gcloud's ``stream-logs`` and log readers send: on resourc
 task name, timestamp, severity, insertId, and texts.  Entries come ordered by (timestamp, insertId),
 both fixed in width, as gcloud compares them as text.
 
-Source: facts/ml-v1.md §1.13; Cloud Logging v2 ``LogEntry``.
+Source: logs of ML v1 jobs; Cloud Logging v2 ``LogEntry``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Killing a process group leaves children that made a session of their own; walking the tree misses
 those whose parent is gone; a scan for a variable in the environment finds them too, also after the
-service was started again.  So: group, tree, scan (facts/local-stack.md §3, measured).
+service was started again.  So: group, tree, scan (measured).
 """
 
 from __future__ import annotations

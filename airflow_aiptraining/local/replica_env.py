@@ -1,7 +1,7 @@
 """What a replica's process is given: its command line, its environment, its ``TF_CONFIG``.
 
 The environment is built from nothing: a trainer reaches this service's storage and finds no
-credentials of the person who runs the service (facts measured with TensorFlow, gcsfs, google-auth,
+credentials of the person who runs the service (measured with TensorFlow, gcsfs, google-auth,
 gsutil and gcloud).  That stops accidents, not hostile code, which runs as the same user.
 """
 
@@ -48,7 +48,7 @@ def command(python: Path, training_input: Mapping[str, Any]) -> list[str]:
     """Return argv of a replica that runs a Python module.
 
     The user's arguments in their order, then ``--job-dir`` and the path as two tokens, last; no
-    jobDir, no flag.  Source: logs of ML v1 runs, facts/ml-v1.md §1.9.
+    jobDir, no flag.  Source: public logs of ML v1 runs.
     """
     argv = [str(python), "-m", training_input["pythonModule"], *training_input.get("args", [])]
     if training_input.get("jobDir"):

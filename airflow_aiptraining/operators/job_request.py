@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_aiptraining.core.attempts import RESERVED_LABELS, spec_label
+from airflow_aiptraining.core.attempts import RESERVED_PREFIX, spec_label
 from airflow_aiptraining.core.config import (
     Layer,
     MergedJob,
@@ -72,11 +72,13 @@ class JobRequest:
         filled: Any = fill_in({**self.merged.job, "jobId": job_id}, job_id)
         found = check(replace(self.merged, job=filled), default_runtime=self.default_runtime)
         labels = self.merged.job.get("labels")
-        reserved = RESERVED_LABELS & set(labels if isinstance(labels, Mapping) else ())
+        names = map(str, labels if isinstance(labels, Mapping) else ())
+        reserved = {name for name in names if name.startswith(RESERVED_PREFIX)}
         found += [
             Violation(
                 f"labels.{name}",
-                "this label is the operator's own: it says whose the job is. Choose another name",
+                f"labels that begin with {RESERVED_PREFIX!r} are the operator's own: they say "
+                "whose the job is. Choose another name",
                 self.merged.origins.get(f"labels.{name}", ""),
             )
             for name in sorted(reserved)

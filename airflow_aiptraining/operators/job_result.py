@@ -111,11 +111,7 @@ def failure(
         + (f": {reason.strip()}" if reason else ".")
     ]
     if state is JobState.CANCELLED:
-        parts.append(
-            "It was cancelled outside Airflow; clear the task to train again."
-            if not waited_too_long(job)
-            else "It waited longer than scheduling.maxWaitTime for machines; a retry asks again."
-        )
+        parts.append(_why_cancelled(job))
     if any("unrecognized arguments" in line and "--job-dir" in line for line in tail):
         parts.append(
             "The trainer doesn't know --job-dir: the service passes it to every job that has a "
@@ -126,6 +122,17 @@ def failure(
     parts.append(f"Job: {url}")
     kind = JobCancelledError if state is JobState.CANCELLED else JobFailedError
     return kind("\n".join(parts), job_id=job_id, state=str(state), error_message=reason)
+
+
+def _why_cancelled(job: Mapping[str, Any]) -> str:
+    if waited_too_long(job):
+        return "It waited longer than scheduling.maxWaitTime for machines; a retry asks again."
+    if "maxrunningtime" in str(job.get("errorMessage") or "").lower():
+        return (
+            "It ran longer than scheduling.maxRunningTime allows: raise that, or the operator's "
+            "timeout, then clear the task to train again."
+        )
+    return "It was cancelled outside Airflow; clear the task to train again."
 
 
 def waited_too_long(job: Mapping[str, Any]) -> bool:

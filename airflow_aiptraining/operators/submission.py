@@ -18,6 +18,7 @@ from airflow_aiptraining.core.attempts import (
     was_cleared,
 )
 from airflow_aiptraining.core.job_ids import WorkId
+from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.exceptions import (
     JobConflictError,
     JobExistsError,
@@ -103,7 +104,7 @@ class Submission:
         ledger = Ledger.from_json(self.store.get(LEDGER_KEY))
         attempt = ledger.attempt if ledger else 1
         service = self.service_at(ledger) if ledger else self.service
-        found = self._read(service, ledger.job_id) if ledger else None
+        found = self._read_at(service, ledger) if ledger else None
         while True:
             cleared = found is not None and was_cleared(found, ledger, self.stamp)
             action = decide(
@@ -131,7 +132,7 @@ class Submission:
                     assert found is not None
                     if action is Action.CANCEL:
                         found = self._cancel(service, found)
-                    if found["state"] not in ("SUCCEEDED", "FAILED", "CANCELLED"):
+                    if not JobState.of(found).is_terminal:
                         return Submitted(found, service, attempt, must_end_first=True)
                     # It ended while it was being cancelled: decide by its end.
                 case Action.NEXT_ATTEMPT:
@@ -171,6 +172,22 @@ class Submission:
             return patiently(lambda: service.get_job(job_id), patience=self.patience)
         except JobNotFoundError:
             return None
+
+    def _read_at(self, service: MLv1Service, ledger: Ledger) -> dict[str, Any] | None:
+        """Return the job that the ledger names, from where it was sent."""
+        try:
+            return self._read(service, ledger.job_id)
+        except TransientServiceError as error:
+            if ledger.api_endpoint == self.service.api_endpoint:
+                raise
+            raise TransientServiceError(
+                f"{error} The connection names {self.service.api_endpoint or 'Google'} by now, but "
+                f"job {ledger.job_id!r}, attempt {ledger.attempt}, was sent there and may run on; "
+                "a retry looks again. If that endpoint is gone for good, delete the key "
+                f"{LEDGER_KEY!r} from this task instance's state store, then retry.",
+                status=error.status,
+                reason=error.reason,
+            ) from error
 
     def _cancel(self, service: MLv1Service, found: dict[str, Any]) -> dict[str, Any]:
         job_id = found["jobId"]

@@ -249,7 +249,8 @@ class AIPTrainingJobOperator(BaseOperator):
 
     def _submission(self, context: Context) -> Submission | None:
         """Return what is to be submitted, all checked and packaged; ``None`` on a dry run."""
-        from airflow_aiptraining.core.attempts import job_labels, owner_label
+        from airflow_aiptraining.core.attempts import OWNER, job_labels
+        from airflow_aiptraining.core.task_keys import TaskKey
         from airflow_aiptraining.operators.submission import Submission
         from airflow_aiptraining.operators.task_identity import stamp_of, work_of
 
@@ -260,21 +261,19 @@ class AIPTrainingJobOperator(BaseOperator):
         if self.is_dry_run:
             return None
         stamp = stamp_of(context)
-        owner = owner_label(self._deployment(), ti.dag_id, ti.task_id, ti.run_id, _map_index(ti))
         labels = job_labels(
-            owner=owner,
+            deployment=self.hook.deployment,
+            task=TaskKey(ti.dag_id, ti.task_id, ti.run_id, _map_index(ti)),
             spec=request.spec,
             stamp=stamp,
-            dag_id=ti.dag_id,
-            task_id=ti.task_id,
-            run_id=ti.run_id,
+            keep=not (self.wait_for_completion and self.cancel_on_kill),
         )
         return Submission(
             service=service,
             service_at=self._service_at,
             service_name=self.hook.settings.service,
             work=work,
-            owner=owner,
+            owner=labels[OWNER],
             spec=request.spec,
             body_of=lambda job_id: request.body(job_id, labels),
             stamp=stamp,
@@ -345,20 +344,6 @@ class AIPTrainingJobOperator(BaseOperator):
             return request
         limit = {**scheduling, "maxRunningTime": f"{math.ceil(self.timeout)}s"}
         return request.with_values("argument timeout", {"scheduling": limit})
-
-    def _deployment(self) -> str:
-        from airflow_aiptraining.hooks.settings import LOCAL, ConnectionSettingsError
-
-        settings = self.hook.settings
-        name = conf.get("aiptraining", "deployment", fallback="") or settings.deployment
-        if not name and settings.service != LOCAL:
-            raise ConnectionSettingsError(
-                "This Airflow has no deployment name: another one that uses the same project could "
-                "take this task's jobs for its own. Set [aiptraining] deployment in airflow.cfg, "
-                f"or 'deployment' on connection {self.gcp_conn_id!r}, to a name of its own, e.g. "
-                "'prod'."
-            )
-        return name
 
     def _service_at(self, ledger: Ledger) -> MLv1Service:
         return self.hook.get_service(ledger.project_id, api_endpoint=ledger.api_endpoint)
@@ -435,7 +420,7 @@ class AIPTrainingJobOperator(BaseOperator):
         try:
             job = self._wait_in_worker(context, job, service, deadline)
         except AirflowTaskTimeout:
-            self._cancel(service, job["jobId"], seconds=0)
+            self._cancel(service, job["jobId"], seconds=0, patience=CANCEL_LIMIT)
             raise
         if JobState.of(job).is_terminal:
             return self._finish(job, service)
@@ -529,11 +514,14 @@ class AIPTrainingJobOperator(BaseOperator):
             f"{job.get('state')}. Raise the operator's timeout if it needs longer."
         )
 
-    def _cancel(self, service: MLv1Service, job_id: str, *, seconds: float) -> dict[str, Any]:
-        from airflow_aiptraining.operators.waiting import cancel_and_wait
+    def _cancel(
+        self, service: MLv1Service, job_id: str, *, seconds: float, patience: float = 0.0
+    ) -> dict[str, Any]:
+        from airflow_aiptraining.operators.waiting import CANCEL_PATIENCE, cancel_and_wait
 
         self.log.info("Cancelling job %s.", job_id)
-        return cancel_and_wait(service, job_id, seconds=seconds)
+        patience = max(patience, CANCEL_PATIENCE)
+        return cancel_and_wait(service, job_id, seconds=seconds, patience=patience)
 
 
 class _KeptForEver:

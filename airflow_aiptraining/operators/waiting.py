@@ -15,6 +15,10 @@ from airflow_aiptraining.services.retries import PATIENCE, patiently
 
 log = logging.getLogger(__name__)
 
+#: A cancel whose answer is lost is sent again for so many seconds at least: a worker that is being
+#: killed has five.
+CANCEL_PATIENCE = 3.0
+
 
 def wait_in_worker(
     service: MLv1Service,
@@ -50,21 +54,26 @@ def wait_in_worker(
     return job
 
 
-def cancel_and_wait(service: MLv1Service, job_id: str, *, seconds: float) -> dict[str, Any]:
+def cancel_and_wait(
+    service: MLv1Service, job_id: str, *, seconds: float, patience: float = CANCEL_PATIENCE
+) -> dict[str, Any]:
     """Cancel a job and return it, ended if it ends within so many seconds.
 
     Cancelling a job that has ended in the meantime is no error.
+
+    :param patience: seconds to bear with a service that doesn't answer; at least ``seconds``.
     """
     until = time.monotonic() + seconds
+    patience = min(max(seconds, patience), PATIENCE)
     try:
-        patiently(lambda: service.cancel_job(job_id), patience=min(seconds, PATIENCE))
+        patiently(lambda: service.cancel_job(job_id), patience=patience)
     except TransientServiceError:
         raise
     except ServiceError as error:
         if error.status != 400:
             raise
     while True:
-        job = patiently(lambda: service.get_job(job_id), patience=min(seconds, PATIENCE))
+        job = patiently(lambda: service.get_job(job_id), patience=patience)
         if JobState.of(job).is_terminal or time.monotonic() > until:
             return job
         time.sleep(1.0)

@@ -151,7 +151,7 @@ def check_module(module_name: str, modules: Collection[str], where: str) -> None
     :param where: what holds them, for the error: an archive's or folder's name.
     :raises InvalidTrainerError: it is a package without ``__main__.py``, or isn't there.
 
-    Source: facts/source-documents 46; the service itself finds out on the training machines.
+    The service itself finds out on the training machines only.
     """
     check_module_name(module_name)
     if module_name in modules:

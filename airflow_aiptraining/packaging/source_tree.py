@@ -31,7 +31,7 @@ TREE_FORMAT = 1
 """Part of every identity. Raise it when the same tree would be built into something else."""
 
 GENERATED_VERSION = "0.0.0"
-"""Version of a trainer without a project file. Source: gcloud 528, measured (facts/gcloud §3.1)."""
+"""Version of a trainer without a project file. Source: gcloud 528, measured."""
 
 SOURCE_DATE = 1_580_601_600
 """2020-02-02, the time of every file in an archive. A zip can't hold times before 1980."""

@@ -179,7 +179,7 @@ def check_base_names(packages: Sequence[str]) -> None:
 
     :raises InvalidTrainerError: two do.
 
-    Source: gcloud 528 refuses the same, measured (facts/gcloud §3.2).
+    Source: gcloud 528 refuses the same, measured.
     """
     names = Counter(package.rsplit("/", 1)[-1] for package in packages)
     for name, count in names.items():

@@ -44,7 +44,7 @@ def find_trainer(package_path: str | os.PathLike[str]) -> Trainer:
     :raises InvalidTrainerError: nothing there, a file, no package, or a name that can't be
         imported.
 
-    Source: gcloud 528 ``--package-path``, measured (facts/gcloud §3.1).
+    Source: gcloud 528 ``--package-path``, measured.
     """
     given = Path(package_path)
     folder = Path(os.path.abspath(given))  # noqa: PTH100 - resolve() would lose a link's own name

@@ -85,13 +85,16 @@ def _of_answer(error: HttpError, doing: str) -> ServiceError:
             reason=reason,
         )
     over_quota = status == 403 and any(word in lowered for word in _QUOTA_REASONS)
-    if status in (408, 429) or status >= 500 or over_quota:
+    if status in (408, 429) or (status >= 500 and status != 501) or over_quota:
         return TransientServiceError(
             message, status=status, reason=reason, retry_after=_retry_after(error.resp)
         )
     if status in (401, 403):
         cure = next((cure for word, cure in _CURES if word in lowered), "")
         return PermissionDeniedError(f"{message} {cure}".rstrip(), status=status, reason=reason)
+    if status == 404 and not _is_json(error.content):
+        # A load balancer's or a proxy's: the API itself answers JSON.
+        return TransientServiceError(message, status=status, reason=reason)
     if status == 404:
         return JobNotFoundError(message, status=status, reason=reason)
     if status == 409:
@@ -114,6 +117,13 @@ def _reason(content: bytes) -> tuple[str, str]:
         page = text.lstrip()[:15].lower().startswith(("<!doctype", "<html"))
         return ("an HTML page, not the API's JSON" if page else _short(text) or "no text"), text
     return _short(reason), text
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        return isinstance(json.loads(content), dict)
+    except ValueError:
+        return False
 
 
 def _short(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from google.auth.credentials import Credentials
 
-from airflow_aiptraining.exceptions import ServiceError
+from airflow_aiptraining.exceptions import TransientServiceError
 from airflow_aiptraining.services.http import TIMEOUT, ApiClient
 from airflow_aiptraining.services.logs import LogEntry, LogReader
 
@@ -66,7 +66,7 @@ class MLv1Service:
         :raises TransientServiceError: the answer is lost; the job may exist all the same.
         """
         request = self._jobs.create(parent=f"projects/{self.project_id}", body=dict(body))
-        return self._client.execute(request, self._doing(f"Creating job {body['jobId']!r}"))
+        return self._job(request, body["jobId"], self._doing(f"Creating job {body['jobId']!r}"))
 
     def get_job(self, job_id: str) -> dict[str, Any]:
         """Return the Job resource.
@@ -74,10 +74,13 @@ class MLv1Service:
         :raises JobNotFoundError: there is none of that id.
         """
         request = self._jobs.get(name=self._name(job_id))
-        job = self._client.execute(request, self._doing(f"Reading job {job_id!r}"))
-        if "jobId" not in job:
-            raise ServiceError(f"{self._doing(f'Reading job {job_id!r}')}: the answer is no job.")
-        return job
+        return self._job(request, job_id, self._doing(f"Reading job {job_id!r}"))
+
+    def _job(self, request: Any, job_id: str, doing: str) -> dict[str, Any]:
+        answer = self._client.execute(request, doing)
+        if answer.get("jobId") != job_id:
+            raise TransientServiceError(f"{doing}: the answer isn't that job.")
+        return answer
 
     def list_jobs(self, filter: str = "", limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the project's jobs, page by page.
@@ -87,18 +90,49 @@ class MLv1Service:
         """
         return islice(self._pages(filter, min(limit or PAGE_SIZE, PAGE_SIZE)), limit)
 
-    def _pages(self, filter: str, page_size: int) -> Iterator[dict[str, Any]]:
-        token = None
-        while True:
-            request = self._jobs.list(
-                parent=f"projects/{self.project_id}",
-                filter=filter or None,
-                pageSize=page_size,
-                pageToken=token,
+    def list_page(
+        self,
+        filter: str = "",
+        page_token: str = "",
+        *,
+        page_size: int = PAGE_SIZE,
+        fields: str = "",
+    ) -> tuple[list[dict[str, Any]], str]:
+        """Return one page of the project's jobs, and the token of the next; empty after the last.
+
+        One request, for those who count them.
+
+        :param filter: in the API's grammar; the same for all pages of a list.
+        :param page_token: of this page; empty for the first.
+        :param page_size: at most so many jobs; the service may give fewer.
+        :param fields: parts of the jobs, e.g. ``jobId,state``; empty for all.  Source: the
+            discovery document's parameter ``fields``, which every method has.
+        :raises ServiceError: see :mod:`airflow_aiptraining.services.errors`.
+        """
+        request = self._jobs.list(
+            parent=f"projects/{self.project_id}",
+            filter=filter or None,
+            pageSize=page_size,
+            pageToken=page_token or None,
+            fields=f"jobs({fields}),nextPageToken" if fields else None,
+        )
+        page = self._client.execute(request, self._doing("Listing jobs"))
+        jobs = page.get("jobs", [])
+        if (
+            "error" in page
+            or not isinstance(jobs, list)
+            or not all(isinstance(job, dict) for job in jobs)
+        ):
+            raise TransientServiceError(
+                f"{self._doing('Listing jobs')}: the answer is no list of jobs."
             )
-            page = self._client.execute(request, self._doing("Listing jobs"))
-            yield from page.get("jobs", [])
-            token = page.get("nextPageToken")
+        return jobs, str(page.get("nextPageToken") or "")
+
+    def _pages(self, filter: str, page_size: int) -> Iterator[dict[str, Any]]:
+        token = ""
+        while True:
+            jobs, token = self.list_page(filter, token, page_size=page_size)
+            yield from jobs
             if not token:
                 return
 

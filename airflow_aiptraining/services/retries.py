@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import random
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import tenacity
@@ -17,8 +20,6 @@ PATIENCE = 300.0
 #: First and longest pause between two calls, in seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
-_backoff = tenacity.wait_exponential_jitter(initial=FIRST_PAUSE, max=LONGEST_PAUSE, jitter=1.0)
-
 T = TypeVar("T")
 
 
@@ -29,10 +30,15 @@ def pause_after(error: BaseException | None, failures: int) -> float:
     :param failures: calls that failed in a row, at least 1.
     """
     if isinstance(error, TransientServiceError) and error.retry_after is not None:
-        return min(error.retry_after, PATIENCE)
+        # Whoever was told the same must not come back at the same moment; "0" is no pause at all.
+        spread = random.uniform(0.0, FIRST_PAUSE)  # noqa: S311
+        return min(max(error.retry_after, FIRST_PAUSE) + spread, PATIENCE)
+    backoff = tenacity.wait_exponential_jitter(
+        initial=FIRST_PAUSE, max=LONGEST_PAUSE, jitter=FIRST_PAUSE
+    )
     state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
     state.attempt_number = min(failures, 32)
-    return float(_backoff(state))
+    return float(backoff(state))
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
@@ -51,7 +57,13 @@ def patiently(call: Callable[[], T], *, patience: float = PATIENCE) -> T:
     def tell(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         seconds = state.next_action.sleep if state.next_action is not None else 0.0
-        log.warning("%s. Asking again in %.0f s.", error, seconds)
+        since = datetime.fromtimestamp(time.time() - (state.seconds_since_start or 0.0), UTC)
+        log.warning(
+            "%s. No answer since %s; asking again in %.0f s.",
+            error,
+            f"{since:%H:%M:%S} UTC",
+            seconds,
+        )
 
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(TransientServiceError),

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowConfigException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_aiptraining.core.states import JobState
-from airflow_aiptraining.exceptions import AIPTrainingError, TransientServiceError
+from airflow_aiptraining.triggers.budget import DEFAULT_BUDGET
 from airflow_aiptraining.triggers.given_up import task_was_given_up
+from airflow_aiptraining.triggers.waiter import Trouble
 from airflow_aiptraining.triggers.watch import JobWatch, WatchKey
+
+log = logging.getLogger(__name__)
 
 #: ``on_kill`` must be done before Airflow's own limit (30 s).
 ON_KILL_LIMIT = 25.0
@@ -26,7 +31,8 @@ class AIPTrainingJobTrigger(BaseTrigger):
 
     The event is ``{"event": ..., "job_id", "project_id", "service", "api_endpoint", "state"}`` with
     ``event`` one of ``ended`` (terminal state), ``timeout`` (the deadline passed; the job goes on
-    until somebody cancels it) and ``error`` (with ``message``: the job can't be read).
+    until somebody cancels it) and ``error`` (with ``message``: the job can't be read, or isn't
+    there, for longer than a blip lasts).
 
     :param job_id: the attempt to wait for.
     :param project_id: where it runs.
@@ -35,7 +41,8 @@ class AIPTrainingJobTrigger(BaseTrigger):
     :param gcp_conn_id: the connection to read it with.
     :param impersonation_chain: service accounts to impersonate.
     :param region: of the job, where the service is regional.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two looks; longer where the process's request budget
+        (``[aiptraining] request_budget``) wants it.
     :param deadline: epoch seconds; ``None`` for none.
     :param cancel_on_kill: cancel the job when a person gives up the deferred task.
     """
@@ -104,45 +111,60 @@ class AIPTrainingJobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event."""
-        async with JobWatch.shared(self._watch_key()) as watch:
-            yield await self._wait(watch)
+        async with JobWatch.shared(self._watch_key(), _request_budget()) as watch:
+            event = await self._wait(watch)
+        # Outside: whoever takes one event and drops the generator leaves nothing behind.
+        yield event
 
     async def _wait(self, watch: JobWatch) -> TriggerEvent:
-        state: JobState | None = None
-        failures, away_since = 0, 0.0
-        while True:
-            pause = self.poll_interval * random.uniform(0.9, 1.1)  # noqa: S311 — spreads polls
-            try:
-                job = await watch.get_job(self.job_id)
-            except TransientServiceError as error:
-                failures += 1
-                away_since = away_since or time.time()
-                since = datetime.fromtimestamp(away_since, UTC).strftime("%H:%M:%S UTC")
-                pause = max(pause, _backoff(error, failures))
-                self.log.warning(
-                    "Job %s: the service has not answered since %s; the job itself goes on. %s",
-                    self.job_id,
-                    since,
-                    error,
-                )
-            except AIPTrainingError as error:
-                return self._event("error", state=str(state or ""), message=str(error))
-            else:
-                if failures:
+        waiter = watch.join(self.job_id, self.poll_interval, self.deadline)
+        state, was_away, interval = "", False, self.poll_interval
+        try:
+            while True:
+                await waiter.news()
+                if waiter.state != state:
+                    state = waiter.state
+                    self._log_state(state)
+                if waiter.error:
+                    return self._event("error", state=_known(state), message=waiter.error)
+                if waiter.is_over:
+                    return self._event("ended", state=_known(state))
+                if waiter.trouble is not None:
+                    was_away = True
+                    self._log_trouble(waiter.trouble)
+                elif was_away:
+                    was_away = False
                     self.log.info("Job %s: the service answers again.", self.job_id)
-                failures, away_since = 0, 0.0
-                now = JobState.of(job)
-                if now is not state:
-                    self.log.info("Job %s is %s.", self.job_id, job.get("state", now))
-                    state = now
-                if now.is_terminal:
-                    return self._event("ended", state=str(now))
-            if self.deadline is not None:
-                left = self.deadline - time.time()
-                if left <= 0:
-                    return self._event("timeout", state=str(state or ""))
-                pause = min(pause, left)
-            await asyncio.sleep(pause)
+                if self.deadline is not None and time.time() >= self.deadline:
+                    return self._event("timeout", state=_known(state))
+                if watch.interval_held > 1.2 * interval:
+                    interval = watch.interval_held
+                    self.log.info(
+                        "Job %s is looked at every %.0f s, not every %.0f s: many jobs share "
+                        "[aiptraining] request_budget.",
+                        self.job_id,
+                        interval,
+                        self.poll_interval,
+                    )
+        finally:
+            watch.leave(waiter)
+
+    def _log_state(self, state: str) -> None:
+        self.log.info("Job %s is %s.", self.job_id, state)
+        if state not in JobState.__members__:
+            self.log.warning(
+                "Job %s: this version doesn't know the state %s; it goes on waiting.",
+                self.job_id,
+                state,
+            )
+
+    def _log_trouble(self, trouble: Trouble) -> None:
+        since = datetime.fromtimestamp(trouble.since, UTC).strftime("%H:%M:%S UTC")
+        what = "the service has not answered" if trouble.is_away else "it can't be read"
+        goes_on = "the job itself goes on" if trouble.is_away else "asking again for some minutes"
+        self.log.warning(
+            "Job %s: %s since %s; %s. %s", self.job_id, what, since, goes_on, trouble.message
+        )
 
     async def on_kill(self) -> None:
         """Cancel the job if Airflow has given up the task.
@@ -173,8 +195,15 @@ class AIPTrainingJobTrigger(BaseTrigger):
         self.log.info("Job %s is being cancelled: its task was given up.", self.job_id)
 
 
-def _backoff(error: TransientServiceError, failures: int) -> float:
-    """Return the seconds to wait after so many calls in a row that weren't answered."""
-    from airflow_aiptraining.services.retries import pause_after
+def _known(state: str) -> str:
+    """Return a state as events name it: empty before the first look, else one that is known."""
+    return str(JobState.of({"state": state})) if state else ""
 
-    return pause_after(error, failures)
+
+def _request_budget() -> int:
+    """Return ``[aiptraining] request_budget``, requests a minute."""
+    try:
+        return int(conf.getint("aiptraining", "request_budget", fallback=DEFAULT_BUDGET))
+    except AirflowConfigException as error:
+        log.warning("%s; the default of %d holds.", error, DEFAULT_BUDGET)
+        return DEFAULT_BUDGET

@@ -2,49 +2,27 @@
 
 All triggers of a triggerer share one event loop.  A :class:`JobWatch` stands for one place where
 jobs run, and is shared by everyone in the process who waits for jobs there: one set of credentials,
-one pool of threads with an HTTP connection each.
+one pool of threads with an HTTP connection each, one loop that asks, one budget of requests.  What
+the loop asks is :mod:`airflow_aiptraining.triggers.rounds`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from contextvars import Context
+from typing import Any, ClassVar
 
-from airflow_aiptraining.exceptions import PermissionDeniedError
+from airflow_aiptraining.triggers.budget import DEFAULT_BUDGET
+from airflow_aiptraining.triggers.rounds import Rounds, Waiting
+from airflow_aiptraining.triggers.service_calls import ServiceCalls, WatchKey
+from airflow_aiptraining.triggers.waiter import Waiter
 
-if TYPE_CHECKING:
-    from airflow_aiptraining.services.ml_v1 import MLv1Service
+__all__ = ["JobWatch", "WatchKey"]
 
-T = TypeVar("T")
-
-#: Calls at the same time, per place.
-THREADS = 4
-#: Credentials and connections are made anew after so many seconds.
-SERVICE_LIFETIME = 1_800.0
-
-
-@dataclass(frozen=True)
-class WatchKey:
-    """A place where jobs run, and the identity that reads them.
-
-    :param gcp_conn_id: the Airflow connection.
-    :param impersonation_chain: of the task; empty for the connection's own.
-    :param service: ``local``, ``ml_v1`` ...
-    :param api_endpoint: URL of the service; empty for Google's own.
-    :param project_id: whose jobs.
-    :param region: empty where the service has none.
-    """
-
-    gcp_conn_id: str
-    impersonation_chain: tuple[str, ...]
-    service: str
-    api_endpoint: str
-    project_id: str
-    region: str = ""
+#: The loop looks at the clock this often, in seconds: deadlines hold over a machine's sleep.
+LONGEST_NAP = 30.0
 
 
 class JobWatch:
@@ -52,18 +30,29 @@ class JobWatch:
 
     _shared: ClassVar[dict[tuple[WatchKey, asyncio.AbstractEventLoop], JobWatch]] = {}
 
-    def __init__(self, key: WatchKey) -> None:
+    def __init__(self, key: WatchKey, request_budget: int = DEFAULT_BUDGET) -> None:
         self.key = key
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aiptraining-watch")
-        self._service: MLv1Service | None = None
-        self._made_at = 0.0
-        self._making = asyncio.Lock()
+        self._waiting: Waiting = {}
+        self._calls = ServiceCalls(key)
+        self._rounds = Rounds(self._calls, request_budget, self._waiting)
         self._users = 0
+        self._task: asyncio.Task[None] | None = None
+        self._sooner = asyncio.Event()
+        self._wakes_at = 0.0
 
     @classmethod
-    def shared(cls, key: WatchKey) -> JobWatch:
-        """Return the process's watch of that place; use it as ``async with``."""
-        return cls._shared.setdefault((key, asyncio.get_running_loop()), cls(key))
+    def shared(cls, key: WatchKey, request_budget: int = DEFAULT_BUDGET) -> JobWatch:
+        """Return the process's watch of that place; use it as ``async with``.
+
+        :param request_budget: requests a minute; of the first who asks for this place.
+        """
+        loop = asyncio.get_running_loop()
+        watch = cls._shared.get((key, loop))
+        if watch is None:
+            for stale in [each for each in cls._shared if each[1].is_closed()]:
+                del cls._shared[stale]
+            watch = cls._shared[key, loop] = cls(key, request_budget)
+        return watch
 
     async def __aenter__(self) -> JobWatch:
         self._users += 1
@@ -73,41 +62,87 @@ class JobWatch:
         self._users -= 1
         if not self._users:
             self._shared.pop((self.key, asyncio.get_running_loop()), None)
-            self._pool.shutdown(wait=False)
+            self._calls.close()
+
+    @property
+    def interval_held(self) -> float:
+        """Seconds between two looks at a job that the request budget allows."""
+        return self._rounds.interval_held
 
     async def get_job(self, job_id: str) -> dict[str, Any]:
-        """Return the Job resource.
+        """Return the Job resource, as soon as the budget allows.
 
         :raises ServiceError: see :meth:`MLv1Service.get_job`.
         """
-        return await self._call(lambda service: service.get_job(job_id))
+        return await self._rounds.get_job(job_id)
 
     async def cancel_job(self, job_id: str) -> None:
-        """Ask the service to cancel a job."""
-        await self._call(lambda service: service.cancel_job(job_id))
+        """Ask the service to cancel a job; at once, whatever the budget says."""
+        self._rounds.charge()
+        await self._calls.call(lambda service: service.cancel_job(job_id))
 
-    async def _call(self, verb: Callable[[MLv1Service], T]) -> T:
-        service = await self._current_service()
-        try:
-            return await self._in_thread(lambda: verb(service))
-        except PermissionDeniedError:
-            # A rotated key or an expired chain: one more time with credentials made anew.
-            self._made_at = 0.0
-            service = await self._current_service()
-            return await self._in_thread(lambda: verb(service))
+    def join(self, job_id: str, poll_interval: float, deadline: float | None = None) -> Waiter:
+        """Begin to wait for a job; :meth:`leave` must follow.
 
-    async def _current_service(self) -> MLv1Service:
-        async with self._making:
-            if self._service is None or time.monotonic() - self._made_at > SERVICE_LIFETIME:
-                self._service = await self._in_thread(self._make_service)
-                self._made_at = time.monotonic()
-            return self._service
+        :param poll_interval: seconds between two looks, as far as the budget allows.
+        :param deadline: epoch seconds; a look that follows it is told in any case.
+        """
+        now, wall = time.monotonic(), time.time()
+        waiter = Waiter(job_id, poll_interval, deadline, now)
+        self._waiting[job_id] = (*self._waiting.get(job_id, ()), waiter)
+        if self._task is None:
+            # In a context of its own: what it logs isn't the first trigger's.
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"aiptraining-watch-{self.key.project_id}", context=Context()
+            )
+        elif waiter.next_at(now, wall) < self._wakes_at:
+            self._sooner.set()
+        return waiter
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+    def leave(self, waiter: Waiter) -> None:
+        """End a wait.  With the last one, the watch stops asking."""
+        others = tuple(each for each in self._waiting[waiter.job_id] if each is not waiter)
+        if others:
+            self._waiting[waiter.job_id] = others
+        else:
+            del self._waiting[waiter.job_id]
+        if not self._waiting and self._task is not None:
+            self._task.cancel()
+            self._task = None
 
-    def _make_service(self) -> MLv1Service:
-        from airflow_aiptraining.hooks.training import AIPTrainingHook
+    async def _run(self) -> None:
+        while True:
+            await self._nap()
+            now, wall = time.monotonic(), time.time()
+            if now < self._rounds.asks_again_at:
+                for waiter in self._rounds.waiters():
+                    if waiter.deadline <= wall and waiter.was_looked_at:
+                        waiter.tell_deadline()
+                continue
+            due = {
+                job_id: waiters
+                for job_id, waiters in self._waiting.items()
+                if any(waiter.is_due(now, wall) for waiter in waiters)
+            }
+            if due:
+                await self._rounds.round(due)
 
-        hook = AIPTrainingHook(self.key.gcp_conn_id, list(self.key.impersonation_chain) or None)
-        return hook.get_service(self.key.project_id, api_endpoint=self.key.api_endpoint)
+    async def _nap(self) -> None:
+        """Sleep until somebody wants a look, and one may be had."""
+        now, wall = time.monotonic(), time.time()
+        waiters, away_until = self._rounds.waiters(), self._rounds.asks_again_at
+        if now < away_until:
+            known = (waiter.deadline for waiter in waiters if waiter.was_looked_at)
+            self._wakes_at = min(away_until, now - wall + min(known, default=math.inf))
+        else:
+            wanted = (waiter.next_at(now, wall) for waiter in waiters)
+            self._wakes_at = min(wanted, default=math.inf)
+        pause = min(self._wakes_at - now, LONGEST_NAP)
+        self._sooner.clear()
+        # Others have their turn, whatever is due.
+        await asyncio.sleep(0)
+        if pause > 0:
+            try:
+                await asyncio.wait_for(self._sooner.wait(), pause)
+            except TimeoutError:
+                return

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import httpx
 from airflow_api import AirflowApi
-from processes import Component, end_processes_of, signals_held_off, stop, wait_for
+from processes import Component, Guard, end_processes_of, signals_held_off, stop, wait_for
 
 #: What the health endpoint calls them; the api-server is the one that answers.
 _HEALTH_NAMES = {
@@ -78,6 +78,7 @@ class AirflowCluster:
         self.env = self._environment(env or {}, parallelism)
         self.components = {name: self._component(name) for name in COMPONENTS}
         self._api: AirflowApi | None = None
+        self._guard: Guard | None = None
 
     @property
     def api(self) -> AirflowApi:
@@ -107,6 +108,7 @@ class AirflowCluster:
         :raises TimeoutError: one wasn't healthy in time.
         """
         try:
+            self._guard = Guard(self.home, remove=self._owns_home)
             self._write_files()
             self.run_cli(["db", "migrate"])
             for component in self.components.values():
@@ -163,6 +165,9 @@ class AirflowCluster:
             stop([self.components[name] for name in _HEALTH_NAMES])
             stop([self.components["api-server"]])
             left = end_processes_of(self.home)
+            if self._guard is not None:
+                self._guard.close()
+                self._guard = None
             if self._owns_home:
                 shutil.rmtree(self.home, ignore_errors=True)
         return left

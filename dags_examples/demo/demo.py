@@ -23,7 +23,7 @@ from typing import Any
 
 from airflow_api import AirflowApi
 from cluster import AirflowCluster
-from processes import processes_of, signals_held_off, signals_unwind, wait_for
+from processes import Guard, processes_of, signals_held_off, signals_unwind, wait_for
 from service import EmbeddedService
 
 EXAMPLES = Path(__file__).resolve().parent.parent
@@ -60,6 +60,7 @@ def main() -> int:
         print(f"[{time.monotonic() - started:5.1f} s] {text}", flush=True)
 
     home = Path(tempfile.mkdtemp(prefix="aiptraining-demo-"))
+    guard = Guard(home, remove=True)
     code = 1
     with signals_unwind():
         try:
@@ -80,6 +81,7 @@ def main() -> int:
                 for process in processes_of(home):
                     say(f"The demo failed: process {process.pid} was left running")
                     code = code or 1
+                guard.close()
     say("All stopped and removed." if code == 0 else f"Stopped and removed; exit code {code}.")
     return code
 
@@ -98,20 +100,29 @@ def run(home: Path, keep: bool, say: Callable[[str], None]) -> int:
         ) as airflow:
             say(f"Airflow is at {airflow.base_url}")
             try:
-                backfill(airflow, service, say)
-                rows = check(airflow.api, service)
-            except (RuntimeError, TimeoutError) as error:
-                if not keep:
-                    raise
-                say(f"The demo failed: {error}")
-                stay(airflow, say)
-                return 1
-            say(f"Trained, gated and exported; {rows[-1].job_id} is deployed:\n")
-            print_table(rows)
-            print_where_to_look(keep)
-            if keep:
-                stay(airflow, say)
-            say("Stopping")
+                return show(airflow, service, keep, say)
+            finally:
+                say("Stopping")
+
+
+def show(
+    airflow: AirflowCluster, service: EmbeddedService, keep: bool, say: Callable[[str], None]
+) -> int:
+    """Train, check and print; with ``keep``, stay until Ctrl-C whether it went well or not."""
+    try:
+        backfill(airflow, service, say)
+        rows = check(airflow.api, service)
+    except (RuntimeError, TimeoutError) as error:
+        if not keep:
+            raise
+        say(f"The demo failed: {error}")
+        stay(airflow, say)
+        return 1
+    say(f"Trained, gated and exported; {rows[-1].job_id} is deployed:\n")
+    print_table(rows)
+    print_where_to_look(keep)
+    if keep:
+        stay(airflow, say)
     return 0
 
 
@@ -193,7 +204,9 @@ def check(api: AirflowApi, service: EmbeddedService) -> list[Trained]:
         if state != "SUCCEEDED":
             raise DemoError(f"{date}: job {job_id} is {state}")
         rows.append(Trained(date, job_id, state, accuracy, export["model_uri"]))
-    if len(rows) != DAYS or len(states) != DAYS:
+    # Second attempts would be named after the first.
+    made = [name for name in states if name.startswith(tuple(row.job_id for row in rows))]
+    if len(rows) != DAYS or len(made) != DAYS:
         raise DemoError(f"{DAYS} jobs are wanted; Airflow has {len(rows)}, the service {states}")
 
     newest = rows[-1].job_id

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,7 +100,7 @@ class Component:
                 os.killpg(self.pid, signum)
 
 
-def stop(components: Sequence[Component], *, grace: float = 8.0) -> None:
+def stop(components: Sequence[Component], *, grace: float = 5.0) -> None:
     """End components together: SIGTERM, then SIGKILL for what is left after ``grace`` seconds."""
     for component in components:
         component.send(signal.SIGTERM)
@@ -149,6 +151,38 @@ def end_processes_of(directory: Path, *, grace: float = 3.0) -> list[str]:
                 process.terminate() if polite else process.kill()
         psutil.wait_procs(left, timeout=0.5)
     return []
+
+
+class Guard:
+    """Ends what was started for a directory if we are killed and can't do it ourselves.
+
+    A process of its own, which waits for the end of a pipe that only we hold open.
+
+    :param directory: see :func:`processes_of`.
+    :param remove: remove the directory as well.
+    """
+
+    def __init__(self, directory: Path, *, remove: bool) -> None:
+        argv = [sys.executable, str(Path(__file__).resolve()), str(directory)]
+        self._process = subprocess.Popen(
+            argv + ["--remove"] * remove,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """Send the guard home; call it when everything has ended."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def _guard(directory: Path, remove: bool) -> None:
+    sys.stdin.read()
+    end_processes_of(directory)
+    if remove:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _describe(process: psutil.Process) -> str:
@@ -216,3 +250,7 @@ def signals_held_off() -> Iterator[None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+if __name__ == "__main__":
+    _guard(Path(sys.argv[1]), remove="--remove" in sys.argv[2:])

@@ -12,10 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from processes import Component, end_processes_of, signals_held_off, stop, wait_for
+from processes import Component, Guard, end_processes_of, signals_held_off, stop, wait_for
 
 if TYPE_CHECKING:
     from google.cloud.storage import Client
+
+    from airflow_aiptraining.services.ml_v1 import MLv1Service
 
 #: The project of the connection made here.
 PROJECT = "local"
@@ -43,16 +45,23 @@ class EmbeddedService:
         self._ready_file = self.data / "ready.json"
         argv = [sys.executable, "-m", "airflow_aiptraining.cli", "serve"]
         argv += ["--data", str(self.data), "--port", "0", "--ready-file", str(self._ready_file)]
+        scratch = self.data / "tmp"
+        scratch.mkdir(exist_ok=True)
         inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         self.component = Component(
             "aiptraining serve",
             argv,
-            # The last one is for finding what it leaves behind, see processes_of.
-            env={**inherited, **(env or {}), "AIPTRAINING_DEMO_DATA": str(self.data)},
+            env={
+                **inherited,
+                **(env or {}),
+                "TMPDIR": str(scratch),  # what jobs leave behind goes with the rest
+                "AIPTRAINING_DEMO_DATA": str(self.data),  # names it for processes_of
+            },
             log=self.data / "service.log",
             cwd=self.data,
         )
         self.url = ""
+        self._guard: Guard | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -73,6 +82,7 @@ class EmbeddedService:
         :raises TimeoutError: it wasn't ready in time.
         """
         try:
+            self._guard = self._guard or Guard(self.data, remove=self._owns_data)
             self._ready_file.unlink(missing_ok=True)
             self.component.start()
             self.url = wait_for(
@@ -101,9 +111,19 @@ class EmbeddedService:
             stop([self.component])
             # Running jobs outlive the service on purpose; not this one, whose data goes away.
             left = end_processes_of(self.data)
+            if self._guard is not None:
+                self._guard.close()
+                self._guard = None
             if self._owns_data:
                 shutil.rmtree(self.data, ignore_errors=True)
         return left
+
+    def restart(self, signum: int) -> None:
+        """End it by a signal and start it again over the same data, at the same address."""
+        self.component.send(signum)
+        assert self.component.process is not None
+        self.component.process.wait(30)
+        self.start()
 
     def connection(self, bucket: str) -> dict[str, Any]:
         """Return the Airflow connection that reaches it.
@@ -135,11 +155,17 @@ class EmbeddedService:
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return all jobs, as the service's own API tells them."""
+        return list(self._ml().list_jobs())
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job, as a person does at the service itself."""
+        self._ml().cancel_job(job_id)
+
+    def _ml(self) -> MLv1Service:
         from google.auth.credentials import AnonymousCredentials
 
         from airflow_aiptraining.services.ml_v1 import MLv1Service
 
-        service = MLv1Service(
+        return MLv1Service(
             PROJECT, AnonymousCredentials(), api_endpoint=self.url, logging_endpoint=self.url
         )
-        return list(service.list_jobs())

@@ -33,7 +33,10 @@ def airflow(service: EmbeddedService) -> Iterator[AirflowCluster]:
     connection = json.dumps(service.connection(BUCKET))
     cluster = AirflowCluster(
         [ROOT / "dags_examples", Path(__file__).parent / "dags"],
-        env={"AIRFLOW_CONN_AIPTRAINING_DEFAULT": connection},
+        env={
+            "AIRFLOW_CONN_AIPTRAINING_DEFAULT": connection,
+            "AIRFLOW__AIPTRAINING__DEPLOYMENT": "tests",
+        },
     )
     cluster.start()
     try:

@@ -148,7 +148,7 @@ def test_failed_job_fails_the_task_with_its_cause(
     assert error.value.state == "FAILED"
     assert "exited with a non-zero status of 1" in str(error.value)
     assert "RuntimeError: no convergence after 3 epochs" in str(error.value)
-    assert "/v1/projects/local/jobs/" in str(error.value)
+    assert "/logs/local/" in str(error.value)
 
 
 def test_killed_trainer_is_told_as_out_of_memory(train: Callable[..., Any]) -> None:

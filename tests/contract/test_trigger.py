@@ -16,7 +16,8 @@ from embedded import Service
 from airflow_aiptraining.exceptions import TransientServiceError
 from airflow_aiptraining.hooks.training import AIPTrainingHook
 from airflow_aiptraining.services.ml_v1 import MLv1Service
-from airflow_aiptraining.triggers import training_job
+from airflow_aiptraining.triggers import rounds, training_job, waiter
+from airflow_aiptraining.triggers.service_calls import ServiceCalls
 from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
 from airflow_aiptraining.triggers.watch import JobWatch
 
@@ -94,7 +95,8 @@ async def test_waits_through_every_state_and_tells_the_end(
 async def test_blips_never_fail_a_healthy_job(
     trigger: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(training_job, "_backoff", lambda error, failures: 0.01)
+    monkeypatch.setattr(rounds, "_backoff", lambda error, failures: 0.01)
+    monkeypatch.setattr(waiter, "REMINDER", 0.0)
     blip = TransientServiceError("Reading job 'j_1': HTTP 503", status=503)
     Answers("RUNNING", blip, blip, "RUNNING", blip, "SUCCEEDED").install(monkeypatch)
     waiting = trigger()
@@ -124,7 +126,10 @@ async def test_job_that_ended_before_its_deadline_passed_unseen_has_ended(
     assert await events_of(waiting) == [event(waiting, event="ended", state="SUCCEEDED")]
 
 
-async def test_unknown_job_is_an_error_that_names_it(trigger: Callable[..., Any]) -> None:
+async def test_unknown_job_is_an_error_that_names_it(
+    trigger: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiter, "UNKNOWN_LIMIT", 0.2)
     waiting = trigger(job_id="nobody_made_me")
 
     [told] = await events_of(waiting)
@@ -163,8 +168,8 @@ async def test_waiters_of_one_place_share_one_watch(
     trigger: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
-    make = JobWatch._make_service
-    monkeypatch.setattr(JobWatch, "_make_service", lambda watch: made.append(1) or make(watch))
+    make = ServiceCalls._make_service
+    monkeypatch.setattr(ServiceCalls, "_make_service", lambda calls: made.append(1) or make(calls))
     Answers(*["RUNNING"] * 30, "SUCCEEDED").install(monkeypatch)
 
     await asyncio.gather(*(events_of(trigger(job_id=f"j_{n}")) for n in range(10)))

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 FIRST_DAY = date(2026, 1, 1)
 ROWS_ON_FIRST_DAY = 100
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"Wrote model.joblib and metrics.json to {args.job_dir}", flush=True)
 
 
-def train(known_by: date, regularization: float, max_iter: int):
+def train(known_by: date, regularization: float, max_iter: int) -> tuple[Any, dict[str, Any]]:
     """Return a fitted model and its metrics."""
     import numpy as np
     from sklearn.datasets import load_breast_cancer
@@ -69,7 +70,7 @@ def train(known_by: date, regularization: float, max_iter: int):
     return model, metrics
 
 
-def known_rows(total: int, known_by: date):
+def known_rows(total: int, known_by: date) -> Any:
     """Return the rows known by a date: 100 on the first day, then one more each day.
 
     The table has no dates of its own, so we give it some: rows come in an order that is always the

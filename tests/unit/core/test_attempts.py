@@ -18,6 +18,7 @@ from airflow_aiptraining.core.attempts import (
     spec_label,
     was_cleared,
 )
+from airflow_aiptraining.core.task_keys import TaskKey
 
 OURS = owner_label("prod", "dag", "task", "run", -1)
 FIRST = Stamp(2, "00-aa-bb-01")
@@ -161,12 +162,10 @@ def test_spec_covers_the_training_input_and_nothing_of_the_attempt() -> None:
 
 def test_labels_are_legal_and_readable() -> None:
     labels = job_labels(
-        owner=OURS,
+        deployment="prod",
+        task=TaskKey("Retrain.Daily", "x" * 250, "scheduled__2026-11-14T00:00:00+00:00"),
         spec="s" * 32,
         stamp=FIRST,
-        dag_id="Retrain.Daily",
-        task_id="x" * 250,
-        run_id="scheduled__2026-11-14T00:00:00+00:00",
     )
 
     assert labels["airflow-dag"] == "retrain-daily"

@@ -43,6 +43,7 @@ def _google(status: int, message: str, **details: Any) -> HttpError:
         (_google(409, "exists"), JobExistsError),
         (_google(429, "quota"), TransientServiceError),
         (_google(500, "oops"), TransientServiceError),
+        (_google(501, "not here"), ServiceError),
         (_answer(502, b"<html>bad gateway</html>"), TransientServiceError),
         (_answer(503, b""), TransientServiceError),
         (TimeoutError("timed out"), TransientServiceError),
