@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 
-from airflow_aiptraining.core.reaping import GRACE, Absent
+from airflow_aiptraining.core.reaping import GRACE
+from airflow_aiptraining.triggers.given_up import task_state
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_aiptraining.core.reaping import TaskState
-    from airflow_aiptraining.core.task_keys import TaskKey
     from airflow_aiptraining.operators.reaper import Reaper
 
 
@@ -115,23 +114,4 @@ class AIPReapTrainingJobsOperator(BaseOperator):
         from airflow_aiptraining.operators.reaper import Reaper
 
         hook = AIPTrainingHook(self.gcp_conn_id, self.impersonation_chain)
-        return Reaper(hook.get_service(self.project_id), hook.deployment, self._state_of)
-
-    def _state_of(self, task: TaskKey) -> TaskState:
-        """Ask Airflow, as a task may: by its execution API."""
-        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-        try:
-            states = RuntimeTaskInstance.get_task_states(
-                dag_id=task.dag_id,
-                task_ids=[task.task_id],
-                run_ids=[task.run_id],
-                map_index=task.map_index,
-            )
-        except Exception as error:  # no answer is an answer here, whatever its kind
-            self.log.warning("Airflow doesn't tell the state of %s (%s).", task, error)
-            return Absent.NO_ANSWER
-        # Source: get_task_instance_states of Airflow's execution API.
-        mapped = f"_{task.map_index}" if task.map_index >= 0 else ""
-        state: TaskState = states.get(task.run_id, {}).get(f"{task.task_id}{mapped}", Absent.GONE)
-        return state if state is None or isinstance(state, Absent) else str(state)
+        return Reaper(hook.get_service(self.project_id), hook.deployment, task_state)

@@ -207,7 +207,16 @@ def _refused(client: Client, bucket: str, action: str, error: Exception) -> AIPT
 
 
 def _missing_bucket(name: str, client: Client) -> StagingError:
+    endpoint = str(client._connection.API_BASE_URL)
+    if endpoint.endswith("googleapis.com"):
+        make = f"gcloud storage buckets create gs://{name}, in the job's region"
+    else:
+        # gcloud would make one at Google.
+        make = (
+            f"curl -H 'Content-Type: application/json' -d '{{\"name\": \"{name}\"}}' "
+            f"'{endpoint}/storage/v1/b?project={client.project}'"
+        )
     return StagingError(
-        f"Bucket {name!r} doesn't exist (looked from project {client.project!r}). Make it (gcloud"
-        f" storage buckets create gs://{name}), in the job's region, or mend the name."
+        f"Bucket {name!r} doesn't exist (looked from project {client.project!r} at {endpoint}). "
+        f"Make it ({make}), or mend the name."
     )

@@ -78,8 +78,8 @@ def _of_answer(error: HttpError, doing: str) -> ServiceError:
     lowered = words.lower()
     if status == 400 and SHUTDOWN_TEXT.lower() in lowered:
         return ServiceClosedError(
-            f"{doing}: Google has closed AI Platform Training at this endpoint. Set the "
-            "connection's service to 'vertex_ai', or to 'local' for the embedded service. "
+            f"{doing}: Google has closed AI Platform Training at this endpoint. Point the "
+            "connection at the embedded service (service 'local') or another ML v1 endpoint. "
             f"(HTTP 400: {reason})",
             status=status,
             reason=reason,

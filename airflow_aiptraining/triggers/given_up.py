@@ -8,32 +8,43 @@ elsewhere and counts on its job.
 from __future__ import annotations
 
 import logging
-from typing import Any
+
+from airflow_aiptraining.core.reaping import ENDED_STATES, Absent, TaskState
+from airflow_aiptraining.core.task_keys import TaskKey
 
 log = logging.getLogger(__name__)
 
-#: States of a task instance that no longer wants its job.
-GIVEN_UP = frozenset({"failed", "success", "skipped", "removed", "upstream_failed", "restarting"})
+#: States of a task instance that no longer wants its job.  One that is restarting was cleared: its
+#: next try would cancel the job anyway.
+GIVEN_UP = ENDED_STATES | {"restarting"}
+
+
+def task_state(task: TaskKey) -> TaskState:
+    """Ask Airflow, as a task or a trigger may: by its execution API."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    try:
+        states = RuntimeTaskInstance.get_task_states(
+            dag_id=task.dag_id,
+            task_ids=[task.task_id],
+            run_ids=[task.run_id],
+            map_index=task.map_index,
+        )
+    except Exception as error:  # no answer is an answer here, whatever its kind
+        log.warning("Airflow doesn't tell the state of %s (%s).", task, error)
+        return Absent.NO_ANSWER
+    # Source: get_task_instance_states of Airflow's execution API.
+    mapped = f"_{task.map_index}" if task.map_index >= 0 else ""
+    state: TaskState = states.get(task.run_id, {}).get(f"{task.task_id}{mapped}", Absent.GONE)
+    return state if state is None or isinstance(state, Absent) else str(state)
 
 
 def task_was_given_up(dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
-    """Ask Airflow for the task instance's state.
+    """Ask Airflow whether a task instance still wants its job.
 
     :return: ``True`` if the task has ended, is being restarted by a clear, or its row is gone;
         ``False`` if it goes on (running, deferred, queued, up for retry ...), has no state, or
         Airflow doesn't answer: the next try then attaches to the job.
     """
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    try:
-        states: dict[str, Any] = RuntimeTaskInstance.get_task_states(
-            dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
-        )
-    except Exception as error:  # no answer is an answer here, whatever its kind
-        log.warning("Airflow doesn't say whether task %s was given up (%s).", task_id, error)
-        return False
-    key = task_id if map_index < 0 else f"{task_id}_{map_index}"
-    of_run = states.get(run_id, {})
-    if key not in of_run:
-        return True
-    return of_run[key] is not None and str(of_run[key]) in GIVEN_UP
+    state = task_state(TaskKey(dag_id, task_id, run_id, map_index))
+    return state is Absent.GONE or (isinstance(state, str) and state in GIVEN_UP)

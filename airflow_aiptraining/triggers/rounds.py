@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +25,7 @@ from airflow_aiptraining.exceptions import (
 )
 from airflow_aiptraining.triggers import budget
 from airflow_aiptraining.triggers.service_calls import THREADS, ServiceCalls
-from airflow_aiptraining.triggers.waiter import Trouble, Waiter
+from airflow_aiptraining.triggers.waiter import REMINDER, Trouble, Waiter
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Rounds:
         self.asks_again_at = 0.0
         #: Seconds between two looks at a job that the request budget allows.
         self.interval_held = 0.0
+        self._held_told = math.inf
+        self._holds_tell_at = 0.0
         # The list: what it costs, and whether it is of use.
         self._pages = 1
         self._lists_again_at = 0.0
@@ -123,7 +126,10 @@ class Rounds:
         pages = max(self._pages, budget.pages_of(len(self._waiting)))
         may_list = time.monotonic() >= self._lists_again_at
         will_list = may_list and budget.prefers_list(len(unread), pages)
-        self._hold(pages if will_list else len(self._waiting))
+        if will_list:
+            self._hold(pages)
+        elif not may_list:
+            self._hold(len(self._waiting))
         listed = list_broke = False
         pages_read = hits = 0
         if will_list:
@@ -213,6 +219,8 @@ class Rounds:
                     lambda service: service.list_page(filter, token, fields=FIELDS)
                 )
             except TransientServiceError as error:
+                if error.status == 501:
+                    raise ServiceError(str(error), status=501, reason=error.reason) from error
                 tries += 1
                 pause = _backoff(error, tries)
                 if self._trouble or tries >= PAGE_TRIES or pause > PAGE_PAUSE:
@@ -323,9 +331,11 @@ class Rounds:
 
     def _hold(self, requests: int) -> None:
         """Keep the interval that rounds of so many requests need, and log it where it holds."""
-        held = self._budget.interval(requests)
+        self.interval_held = held = self._budget.interval(requests)
         wanted = min((waiter.poll_interval for waiter in self.waiters()), default=held)
-        if held > 1.2 * wanted and not 0.8 < held / (self.interval_held or 0.001) < 1.25:
+        is_news = not 0.8 < held / self._held_told < 1.25
+        if held > 1.2 * wanted and is_news and time.monotonic() >= self._holds_tell_at:
+            self._held_told, self._holds_tell_at = held, time.monotonic() + REMINDER
             log.warning(
                 "%d jobs of %s are read every %.1f s, not every %.1f s: that is what "
                 "[aiptraining] request_budget = %d requests a minute allows.",
@@ -335,7 +345,6 @@ class Rounds:
                 wanted,
                 self._budget.per_minute,
             )
-        self.interval_held = held
 
     def _place(self) -> str:
         key = self._calls.key

@@ -1,4 +1,4 @@
-"""A job is cancelled when its task was given up, and only then: real processes, one row an event."""
+"""A job is cancelled when its task was given up, and only then: a row for each event."""
 
 from __future__ import annotations
 
@@ -55,9 +55,16 @@ class Work:
         return instance
 
     def is_waiting(self) -> bool:
-        """Tell whether the job runs and the task waits for it in the way that it should."""
-        state = "running" if "in_worker" in self.dag_id or "task_timeout" in self.dag_id else ""
-        return self.states()[-1:] == ["RUNNING"] and self.task()["state"] == (state or "deferred")
+        """Tell whether the job runs and somebody watches it: the worker, or a trigger."""
+        if self.states()[-1:] != ["RUNNING"] or self.task()["state"] not in ("running", "deferred"):
+            return False
+        # A deferred task that no triggerer has picked up yet is given up without anybody knowing.
+        return f"Job {list(self.jobs())[-1]} is RUNNING" in self.log()
+
+    def log(self) -> str:
+        """Return the log of the task's latest try."""
+        number = self.task()["try_number"] or 1
+        return self.airflow.api.log(self.dag_id, self.run_id, "train", number)
 
     def wait_for(self, what: str, condition: Callable[[], bool], timeout: float = 90) -> None:
         """Wait until a condition of this run holds."""
@@ -83,8 +90,8 @@ class Work:
     def told(self) -> str:
         """Return what there is to know, for a failure."""
         task = self.task()
-        log = self.airflow.api.log(self.dag_id, self.run_id, "train", task["try_number"] or 1)
-        return f"jobs {self.jobs()}, task {task['state']} (try {task['try_number']})\n{log[-3000:]}"
+        told = f"jobs {self.jobs()}, task {task['state']} (try {task['try_number']})"
+        return f"{told}\n{self.log()[-3000:]}"
 
     def mark_run(self, state: str) -> None:
         """Mark the run, as a person does in the UI."""

@@ -115,6 +115,7 @@ def test_reaper_cancels_orphans_and_nothing_else(
     assert set(active(service)) == left
 
 
+@pytest.mark.long
 def test_command_line_of_an_airflow_that_knows_none_of_it_cancels_nothing(
     airflow: AirflowCluster, service: EmbeddedService, never_ends: None, tmp_path: Path
 ) -> None:

@@ -228,7 +228,7 @@ def test_missing_bucket_is_told_with_the_cure(client: Client, trainer: Path) -> 
         lambda: check_staging("gs://no-such-bucket/x", client),
         lambda: package_trainer(trainer, staging="gs://no-such-bucket/x", client=client),
     ):
-        with pytest.raises(StagingError, match=r"'no-such-bucket' doesn't exist.*buckets create"):
+        with pytest.raises(StagingError, match=r"'no-such-bucket' doesn't exist.*storage/v1/b.project=local"):
             call()
 
 

@@ -103,7 +103,9 @@ async def test_blips_never_fail_a_healthy_job(
     waiting._log = logging.getLogger("trigger")
 
     assert await events_of(waiting) == [event(waiting, event="ended", state="SUCCEEDED")]
-    told = [record.getMessage() for record in caplog.records if "not answered" in record.getMessage()]
+    told = [
+        record.getMessage() for record in caplog.records if "not answered" in record.getMessage()
+    ]
     assert len(told) == 3 and "since" in told[0] and "j_1" in told[0]
 
 

@@ -40,6 +40,7 @@ def _google(status: int, message: str, **details: Any) -> HttpError:
         (_google(403, "Permission denied"), PermissionDeniedError),
         (_google(403, "x", errors=[{"reason": "rateLimitExceeded"}]), TransientServiceError),
         (_google(404, "not found"), JobNotFoundError),
+        (_answer(404, b"<html>no such backend</html>"), TransientServiceError),
         (_google(409, "exists"), JobExistsError),
         (_google(429, "quota"), TransientServiceError),
         (_google(500, "oops"), TransientServiceError),
@@ -69,7 +70,7 @@ def test_shutdown_is_told_apart_from_other_400s() -> None:
     )
 
     assert isinstance(told, ServiceClosedError)
-    assert "'vertex_ai'" in str(told)
+    assert "service 'local'" in str(told)
 
 
 def test_field_violations_are_told() -> None:
