@@ -82,9 +82,7 @@ class Work:
         """Wait until the task is in one of these states, and return it."""
         wanted = frozenset(states)
         api = self.airflow.api
-        found = api.wait_for_task(
-            self.dag_id, self.run_id, "train", states=wanted, timeout=timeout
-        )
+        found = api.wait_for_task(self.dag_id, self.run_id, "train", states=wanted, timeout=timeout)
         return str(found["state"])
 
     def told(self) -> str:
@@ -187,8 +185,10 @@ def test_job_that_is_to_be_kept_runs_on(submit: Callable[..., Work]) -> None:
     work.airflow.api.set_state(work.dag_id, work.run_id, "train", "failed")
     work.wait_for(
         "the trigger's end",
-        lambda: "on_kill" in work.airflow.components["triggerer"].log.read_text()
-        or work.task()["state"] == "failed",
+        lambda: (
+            "on_kill" in work.airflow.components["triggerer"].log.read_text()
+            or work.task()["state"] == "failed"
+        ),
     )
 
     assert work.states() == ["RUNNING"]

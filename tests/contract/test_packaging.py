@@ -228,7 +228,9 @@ def test_missing_bucket_is_told_with_the_cure(client: Client, trainer: Path) -> 
         lambda: check_staging("gs://no-such-bucket/x", client),
         lambda: package_trainer(trainer, staging="gs://no-such-bucket/x", client=client),
     ):
-        with pytest.raises(StagingError, match=r"'no-such-bucket' doesn't exist.*storage/v1/b.project=local"):
+        with pytest.raises(
+            StagingError, match=r"'no-such-bucket' doesn't exist.*storage/v1/b.project=local"
+        ):
             call()
 
 
