@@ -24,6 +24,7 @@ class TaskRun:
 
     :param folder: of the DAG file.
     :param params: that the DAG declares.
+    :param events: what Airflow hands over in place of a job's own event.
     :param conf: what the run adds to or changes in them.
     """
 
@@ -39,6 +40,7 @@ class TaskRun:
     conf: dict[str, Any] = field(default_factory=dict)
     store: dict[str, Any] = field(default_factory=dict)
     xcoms: dict[str, Any] = field(default_factory=dict)
+    events: dict[str, Any] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Do what a person's clear does to a task instance."""
@@ -93,7 +95,8 @@ class TaskRun:
                 operator = self.operator(kind, **arguments)
                 operator.render_template_fields(context)
                 method = getattr(operator, deferred.method_name)
-                run = lambda method=method, event=event: method(context, event=event)  # noqa: E731
+                own = {**(deferred.kwargs or {}), "event": self.events.get(event["job_id"], event)}
+                run = lambda method=method, own=own: method(context, **own)  # noqa: E731
 
     def operator(self, kind: type[Any], **arguments: Any) -> Any:
         """Return an operator in a DAG whose file lies in ``folder``."""

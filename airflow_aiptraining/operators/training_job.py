@@ -213,11 +213,13 @@ class AIPTrainingJobOperator(BaseOperator):
         """Submit the job, or find the one that an earlier try submitted, and wait for it."""
         return self._obtain_and_wait(context)
 
-    def execute_after_end(self, context: Context, event: Mapping[str, Any]) -> Any:
+    def execute_after_end(
+        self, context: Context, event: Mapping[str, Any], job_id: str | None = None
+    ) -> Any:
         """Go on when an earlier attempt that was being cancelled has ended."""
         from airflow_aiptraining.exceptions import JobTimeoutError
 
-        if event["event"] == "timeout":
+        if event["event"] == "timeout" and not self._is_strange(event, job_id):
             raise JobTimeoutError(
                 f"Job {event['job_id']!r} has been CANCELLING for too long; no new attempt is made "
                 "beside it. Look at the service, then retry the task."
@@ -384,6 +386,7 @@ class AIPTrainingJobOperator(BaseOperator):
         self.defer(
             trigger=self._trigger(job["jobId"], service, deadline),
             method_name="execute_complete",
+            kwargs={"job_id": job["jobId"]},
             timeout=None if left is None else left + BACKSTOP,
         )
 
@@ -408,6 +411,7 @@ class AIPTrainingJobOperator(BaseOperator):
             self.defer(
                 trigger=self._trigger(submitted.job["jobId"], submitted.service, deadline),
                 method_name="execute_after_end",
+                kwargs={"job_id": submitted.job["jobId"]},
             )
         self._wait_in_worker(context, submitted.job, submitted.service, deadline)
         return self._obtain_and_wait(context)
@@ -464,12 +468,35 @@ class AIPTrainingJobOperator(BaseOperator):
 
     # Judging ----------------------------------------------------------------------------------
 
-    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Judge the job that the trigger waited for."""
+    def _is_strange(self, event: Mapping[str, Any], job_id: str | None) -> bool:
+        """Tell whether Airflow gave this task the event of another task's trigger.
+
+        Seen on SQLite, which gives a new trigger the id of one that was just deleted while the
+        triggerer still runs that one.
+        """
+        if job_id is None or event["job_id"] == job_id:
+            return False
+        self.log.warning(
+            "The event is of job %s; this task waits for %s, and looks for it anew.",
+            event["job_id"],
+            job_id,
+        )
+        return True
+
+    def execute_complete(
+        self, context: Context, event: Mapping[str, Any], job_id: str | None = None
+    ) -> Any:
+        """Judge the job that the trigger waited for.
+
+        :param job_id: of the job that this task deferred for; ``None`` for a task that an earlier
+            version deferred.
+        """
         from airflow_aiptraining.core.states import JobState
         from airflow_aiptraining.exceptions import ServiceError
         from airflow_aiptraining.services.retries import patiently
 
+        if self._is_strange(event, job_id):
+            return self._obtain_and_wait(context)
         service = self.hook.get_service(event["project_id"], api_endpoint=event["api_endpoint"])
         job_id = event["job_id"]
         if event["event"] == "error":

@@ -118,15 +118,24 @@ class AIPTrainingJobSensor(BaseSensorOperator):
                 cancel_on_kill=False,
             ),
             method_name="execute_complete",
+            kwargs={"job_id": self.job_id or str(job and job["jobId"])},
             timeout=timedelta(seconds=float(self.timeout) + 3_600),
         )
 
-    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Judge the job that the trigger waited for."""
+    def execute_complete(
+        self, context: Context, event: Mapping[str, Any], job_id: str | None = None
+    ) -> Any:
+        """Judge the job that the trigger waited for.
+
+        :param job_id: of the job that this task deferred for.
+        """
         from airflow.sdk.exceptions import AirflowSensorTimeout
 
         from airflow_aiptraining.exceptions import ServiceError
 
+        if job_id is not None and event["job_id"] != job_id:
+            # Another trigger's event: SQLite uses the ids of deleted triggers again.
+            return self.execute(context)
         job_id = event["job_id"]
         if event["event"] == "timeout":
             if self.soft_fail:

@@ -24,7 +24,8 @@ GATHER = 1.0
 MOST_READS = 60
 #: Jobs missing in the list of active ones that are worth a page of those that have ended.
 WORTH_A_PAGE = 10
-#: Pages that a list may take before it must have shown a waited-for job per page.
+#: Pages that a list may take (or a tenth of what reading each would) before it must have shown a
+#: waited-for job per page.
 PATIENT_PAGES = 5
 
 
@@ -90,9 +91,15 @@ def prefers_list(due: int, pages: int) -> bool:
     return due > FEW and due > pages
 
 
-def is_poor(pages: int, hits: int) -> bool:
-    """Tell whether a list shows so few of the jobs waited for that reading each costs less."""
-    return pages >= PATIENT_PAGES and hits < pages
+def is_poor(pages: int, hits: int, due: int, patience: int = PATIENT_PAGES) -> bool:
+    """Tell whether a list shows so few of the jobs waited for that reading each costs less.
+
+    :param pages: read so far.
+    :param hits: jobs waited for that were on them.
+    :param due: jobs to find.
+    :param patience: pages that it may take in any case.
+    """
+    return pages >= max(patience, due // 10) and hits < pages
 
 
 def most_reads(pages: int) -> int:

@@ -15,6 +15,7 @@ from airflow_aiptraining.exceptions import (
     ServiceError,
     TransientServiceError,
 )
+from airflow_aiptraining.triggers.budget import DEFAULT_BUDGET, RequestBudget
 
 if TYPE_CHECKING:
     from airflow_aiptraining.services.ml_v1 import MLv1Service
@@ -52,27 +53,36 @@ class WatchKey:
     project_id: str
     region: str = ""
 
+    def __str__(self) -> str:
+        return f"project {self.project_id!r} at {self.api_endpoint or 'ml.googleapis.com'}"
+
 
 class ServiceCalls:
-    """Calls the service of one place.
+    """Calls the service of one place, within a budget.
 
     :param key: the place.
+    :param request_budget: requests a minute.
     """
 
-    def __init__(self, key: WatchKey) -> None:
+    def __init__(self, key: WatchKey, request_budget: int = DEFAULT_BUDGET) -> None:
         self.key = key
+        self.budget = RequestBudget(request_budget)
         self._pool: ThreadPoolExecutor | None = None
         self._stuck: list[Future[Any]] = []
         self._service: MLv1Service | None = None
         self._made_at = 0.0
         self._making = asyncio.Lock()
 
-    async def call(self, verb: Callable[[MLv1Service], T]) -> T:
-        """Return what a verb returns.
+    async def call(self, verb: Callable[[MLv1Service], T], *, at_once: bool = False) -> T:
+        """Return what a verb returns, as soon as the budget allows.
 
+        :param at_once: the call is counted, but doesn't wait.
         :raises TransientServiceError: no answer, or one that can't be understood.
         :raises ServiceError: as the verb says.
         """
+        pause = self.budget.reserve()
+        if pause > 0 and not at_once:
+            await asyncio.sleep(pause)
         service = await self._current_service()
         try:
             return await self._in_thread(lambda: verb(service))
@@ -83,6 +93,7 @@ class ServiceCalls:
             if self._service is service:
                 self._service = None
             service = await self._current_service()
+            self.budget.reserve()
             return await self._in_thread(lambda: verb(service))
         except ServiceError as error:
             if type(error) is ServiceError and not error.status and not _is_untrusted(error):
@@ -135,3 +146,11 @@ class ServiceCalls:
 
 def _is_untrusted(error: ServiceError) -> bool:
     return isinstance(error.__cause__, ssl.SSLCertVerificationError)
+
+
+def backoff(error: BaseException, failures: int) -> float:
+    """Return the seconds to wait after so many calls in a row that weren't answered."""
+    # Imported here: tenacity is not for those who only parse a DAG.
+    from airflow_aiptraining.services.retries import pause_after
+
+    return pause_after(error, failures)

@@ -131,7 +131,7 @@ class AIPTrainingJobTrigger(BaseTrigger):
                     return self._event("ended", state=_known(state))
                 if waiter.trouble is not None:
                     was_away = True
-                    self._log_trouble(waiter.trouble)
+                    self._log_trouble(waiter.trouble, waiter.since)
                 elif was_away:
                     was_away = False
                     self.log.info("Job %s: the service answers again.", self.job_id)
@@ -158,8 +158,8 @@ class AIPTrainingJobTrigger(BaseTrigger):
                 state,
             )
 
-    def _log_trouble(self, trouble: Trouble) -> None:
-        since = datetime.fromtimestamp(trouble.since, UTC).strftime("%H:%M:%S UTC")
+    def _log_trouble(self, trouble: Trouble, began: float) -> None:
+        since = datetime.fromtimestamp(began, UTC).strftime("%H:%M:%S UTC")
         what = "the service has not answered" if trouble.is_away else "it can't be read"
         goes_on = "the job itself goes on" if trouble.is_away else "asking again for some minutes"
         self.log.warning(
@@ -190,7 +190,7 @@ class AIPTrainingJobTrigger(BaseTrigger):
         if not given_up:
             self.log.info("Job %s goes on: its task was not given up.", self.job_id)
             return
-        async with JobWatch.shared(self._watch_key()) as watch:
+        async with JobWatch.shared(self._watch_key(), _request_budget()) as watch:
             await watch.cancel_job(self.job_id)
         self.log.info("Job %s is being cancelled: its task was given up.", self.job_id)
 

@@ -26,7 +26,7 @@ LEAST_LOOKS = 3
 class Trouble:
     """Why a job can't be read; one for all waiters whose looks failed in the same way.
 
-    :param since: epoch seconds.
+    :param since: epoch seconds at which it began.
     :param message: what the last look met, with the cure where one is known.
     :param is_away: the service doesn't answer, as opposed to: it refuses.
     """
@@ -48,7 +48,8 @@ class Waiter:
     :param now: monotonic seconds.
 
     Attributes that the trigger reads after :meth:`news`: ``state``, the API's word, empty before
-    the first look; ``trouble`` of the last look; ``error``, the reason to give up.
+    the first look; ``trouble`` of the last look, and ``since`` when (epoch seconds); ``error``, the
+    reason to give up.
     """
 
     __slots__ = (
@@ -64,6 +65,7 @@ class Waiter:
         "error",
         "job_id",
         "poll_interval",
+        "since",
         "state",
         "trouble",
     )
@@ -77,6 +79,7 @@ class Waiter:
         self.due = budget.first_look(now, self.poll_interval)
         self.state = ""
         self.trouble: Trouble | None = None
+        self.since = 0.0
         self.error = ""
         self._future: asyncio.Future[None] | None = None
         self._has_news = False
@@ -137,6 +140,8 @@ class Waiter:
     def missed(self, trouble: Trouble, next_look: float, now: float, wall: float) -> bool:
         """Take a look that failed, for a reason that isn't the job's.  Returns as :meth:`saw`."""
         self.due = next_look
+        if self.trouble is None or self.trouble.is_away != trouble.is_away:
+            self.since = trouble.since
         self.trouble = trouble
         is_news = now - self._told_at >= REMINDER or self.deadline <= wall
         if is_news:
@@ -180,3 +185,7 @@ class Waiter:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
         return True
+
+
+#: Jobs by id, each with those who wait for it.
+Waiting = dict[str, tuple[Waiter, ...]]

@@ -15,9 +15,9 @@ from contextvars import Context
 from typing import Any, ClassVar
 
 from airflow_aiptraining.triggers.budget import DEFAULT_BUDGET
-from airflow_aiptraining.triggers.rounds import Rounds, Waiting
+from airflow_aiptraining.triggers.rounds import Rounds
 from airflow_aiptraining.triggers.service_calls import ServiceCalls, WatchKey
-from airflow_aiptraining.triggers.waiter import Waiter
+from airflow_aiptraining.triggers.waiter import Waiter, Waiting
 
 __all__ = ["JobWatch", "WatchKey"]
 
@@ -33,8 +33,8 @@ class JobWatch:
     def __init__(self, key: WatchKey, request_budget: int = DEFAULT_BUDGET) -> None:
         self.key = key
         self._waiting: Waiting = {}
-        self._calls = ServiceCalls(key)
-        self._rounds = Rounds(self._calls, request_budget, self._waiting)
+        self._calls = ServiceCalls(key, request_budget)
+        self._rounds = Rounds(self._calls, self._waiting)
         self._users = 0
         self._task: asyncio.Task[None] | None = None
         self._sooner = asyncio.Event()
@@ -74,12 +74,11 @@ class JobWatch:
 
         :raises ServiceError: see :meth:`MLv1Service.get_job`.
         """
-        return await self._rounds.get_job(job_id)
+        return await self._calls.call(lambda service: service.get_job(job_id))
 
     async def cancel_job(self, job_id: str) -> None:
         """Ask the service to cancel a job; at once, whatever the budget says."""
-        self._rounds.charge()
-        await self._calls.call(lambda service: service.cancel_job(job_id))
+        await self._calls.call(lambda service: service.cancel_job(job_id), at_once=True)
 
     def join(self, job_id: str, poll_interval: float, deadline: float | None = None) -> Waiter:
         """Begin to wait for a job; :meth:`leave` must follow.

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,6 +28,7 @@ class EmbeddedService:
 
     :param data: its directory; without it a temporary one, removed at the end.
     :param env: added to its environment.
+    :param options: more of ``aiptraining serve``.
     :param start_timeout: seconds that it may need until it is ready.
     """
 
@@ -36,6 +37,7 @@ class EmbeddedService:
         *,
         data: Path | None = None,
         env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
         start_timeout: float = 60,
     ) -> None:
         self._owns_data = data is None
@@ -45,6 +47,7 @@ class EmbeddedService:
         self._ready_file = self.data / "ready.json"
         argv = [sys.executable, "-m", "airflow_aiptraining.cli", "serve"]
         argv += ["--data", str(self.data), "--port", "0", "--ready-file", str(self._ready_file)]
+        argv += options
         scratch = self.data / "tmp"
         scratch.mkdir(exist_ok=True)
         inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}

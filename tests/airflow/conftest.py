@@ -17,7 +17,8 @@ BUCKET = "test-bucket"
 @pytest.fixture(scope="session")
 def service() -> Iterator[EmbeddedService]:
     """The embedded training service, with an empty bucket."""
-    service = EmbeddedService()
+    # Jobs that hang on purpose must not keep others waiting.
+    service = EmbeddedService(options=["--capacity", "16"])
     service.start()
     try:
         service.storage_client().create_bucket(BUCKET)

@@ -85,6 +85,9 @@ def main() -> None:
             bench_packaging(client, service)
         finally:
             service.stop()
+    # About five minutes, in processes of its own.
+    watch = Path(__file__).with_name("bench_watch.py")
+    subprocess.run([sys.executable, str(watch)], check=True)
 
 
 def bench_imports(home: Path) -> None:

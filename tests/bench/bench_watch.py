@@ -75,7 +75,7 @@ class AskingTrigger(NoOpTrigger):
         cls = type(self)
         if cls.shared is None:
             key = WatchKey(CONN, (), "ml_v1", os.environ["BENCH_URL"], "p")
-            cls.shared = ServiceCalls(key)
+            cls.shared = ServiceCalls(key, request_budget=1_000_000)
         await asyncio.sleep(random.random() * POLL_INTERVAL)
         while True:
             job = await cls.shared.call(lambda service: service.get_job(self.job_id))

@@ -225,6 +225,22 @@ def test_job_cancelled_outside_airflow_is_not_retried(
         train("--do", "hang")
 
 
+def test_event_of_another_tasks_trigger_is_not_believed(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service
+) -> None:
+    """SQLite gives a new trigger the id of a deleted one that still runs."""
+    cancelled = train("--do", "hang", wait_for_completion=False, job_id=f"other_{time.time_ns()}")
+    ml.cancel_job(cancelled["job_id"])
+    run.store, planned = {}, train(dry_run=True)["job_id"]
+    strange = {"event": "ended", "state": "CANCELLED", "job_id": cancelled["job_id"]}
+    run.events[planned] = {"project_id": "local", "api_endpoint": ml.api_endpoint, **strange}
+
+    result = train()
+
+    assert result["job_id"] == planned and result["state"] == "SUCCEEDED"
+    assert [state for _, state in jobs_of(ml, run)] == ["SUCCEEDED"]
+
+
 def test_job_past_its_deadline_is_cancelled(
     train: Callable[..., Any], run: TaskRun, ml: MLv1Service
 ) -> None:

@@ -95,7 +95,7 @@ async def test_waits_through_every_state_and_tells_the_end(
 async def test_blips_never_fail_a_healthy_job(
     trigger: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rounds, "_backoff", lambda error, failures: 0.01)
+    monkeypatch.setattr(rounds, "backoff", lambda error, failures: 0.01)
     monkeypatch.setattr(waiter, "REMINDER", 0.0)
     blip = TransientServiceError("Reading job 'j_1': HTTP 503", status=503)
     Answers("RUNNING", blip, blip, "RUNNING", blip, "SUCCEEDED").install(monkeypatch)

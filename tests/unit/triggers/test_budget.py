@@ -98,6 +98,12 @@ def test_pages() -> None:
 
 
 def test_a_list_of_others_jobs_is_given_up() -> None:
-    assert not budget.is_poor(4, 0)
-    assert budget.is_poor(5, 4)
-    assert not budget.is_poor(5, 5)
+    assert not budget.is_poor(4, 0, due=10)
+    assert budget.is_poor(5, 4, due=10)
+    assert not budget.is_poor(5, 5, due=10)
+
+
+def test_a_list_may_waste_a_tenth_of_what_reading_each_costs() -> None:
+    """Lists are newest first as a rule, and triggers start with the oldest jobs."""
+    assert not budget.is_poor(99, 0, due=1_000)
+    assert budget.is_poor(100, 0, due=1_000)
