@@ -52,7 +52,9 @@ ui: setup
 	@$(PY) dags_examples/demo/demo.py --keep
 
 test: setup
-	@$(PY) -m pytest tests/unit tests/contract tests/airflow -m "not long"
+	@# Most of these wait for other processes; the Airflow tests share one cluster.
+	@$(PY) -m pytest --numprocesses 4 --dist loadscope tests/unit tests/contract
+	@$(PY) -m pytest tests/airflow -m "not long"
 
 test-airflow: setup
 	@$(PY) -m pytest tests/airflow --timeout 3600

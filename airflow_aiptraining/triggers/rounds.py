@@ -18,9 +18,9 @@ from typing import Any
 
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.exceptions import (
+    AIPTrainingError,
     JobNotFoundError,
     ServiceClosedError,
-    ServiceError,
     TransientServiceError,
 )
 from airflow_aiptraining.triggers import budget
@@ -76,8 +76,9 @@ class Rounds:
                 woken = waiter.missed(self._trouble, self.asks_again_at, now, wall)
                 await self._let_others(woken)
         except Exception as error:
-            if not isinstance(error, ServiceError):
-                log.debug("A round of %s failed", self._calls.key, exc_info=True)
+            if not isinstance(error, AIPTrainingError):
+                # A connection that isn't there, a key that can't be read, or a fault of our own.
+                log.warning("Jobs of %s can't be read.", self._calls.key, exc_info=True)
             await self._refuse(unread, error)
 
     async def _read(self, unread: Waiting) -> None:
