@@ -119,7 +119,7 @@ def submit(airflow: AirflowCluster, service: EmbeddedService) -> Iterator[Callab
             work.mark_run("failed")
 
 
-@pytest.mark.parametrize("state", ["failed", "success"])
+@pytest.mark.parametrize("state", ["failed", pytest.param("success", marks=pytest.mark.long)])
 @pytest.mark.parametrize("dag_id", ["hangs_deferred", "hangs_in_worker"])
 def test_marked_task_has_its_job_cancelled(
     submit: Callable[..., Work], dag_id: str, state: str
@@ -145,6 +145,7 @@ def test_cleared_task_trains_again_after_its_old_job_has_ended(
     assert first["endTime"] <= second["createTime"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dag_id", ["hangs_deferred", "hangs_in_worker"])
 def test_failed_run_has_its_job_cancelled(submit: Callable[..., Work], dag_id: str) -> None:
     work = submit(dag_id)
@@ -160,7 +161,10 @@ def test_run_timeout_has_its_job_cancelled(submit: Callable[..., Work]) -> None:
     assert work.wait_for_task("skipped", "failed") == "skipped"
 
 
-@pytest.mark.parametrize("dag_id", ["hangs_deadline", "hangs_deadline_in_worker"])
+@pytest.mark.parametrize(
+    "dag_id",
+    ["hangs_deadline", pytest.param("hangs_deadline_in_worker", marks=pytest.mark.long)],
+)
 def test_deadline_cancels_the_job_and_fails_the_try(
     submit: Callable[..., Work], dag_id: str
 ) -> None:
@@ -180,6 +184,7 @@ def test_task_timeout_in_a_worker_cancels_the_job(submit: Callable[..., Work]) -
     work.mark_run("failed")
 
 
+@pytest.mark.long
 def test_job_that_is_to_be_kept_runs_on(submit: Callable[..., Work]) -> None:
     work = submit("hangs_kept")
     work.airflow.api.set_state(work.dag_id, work.run_id, "train", "failed")
@@ -239,6 +244,7 @@ def test_worker_that_is_told_to_stop_leaves_the_job_alone(submit: Callable[..., 
     assert work.states() == ["SUCCEEDED"]
 
 
+@pytest.mark.long
 def test_killed_scheduler_loses_and_doubles_nothing(submit: Callable[..., Work]) -> None:
     work = submit("hangs_deferred", seconds=15)
     scheduler = work.airflow.components["scheduler"]
