@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferralTimeout
 
 from airflow_aiptraining.core.overridable import DEFAULT_OVERRIDABLE
 from airflow_aiptraining.links import AIPTrainingJobLink, job_url
@@ -465,6 +465,24 @@ class AIPTrainingJobOperator(BaseOperator):
         block for ever.
         """
         self._killed = True
+
+    def resume_execution(
+        self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context
+    ) -> Any:
+        """Go on after a deferral; cancel the job if Airflow's own limit on triggers ended it.
+
+        A trigger that crashed or can't be loaded leaves the job alone: the next try attaches.
+        """
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout:
+            from airflow_aiptraining.core.attempts import Ledger
+            from airflow_aiptraining.operators.submission import LEDGER_KEY
+
+            ledger = Ledger.from_json(context["task_state_store"].get(LEDGER_KEY))
+            if ledger is None:
+                raise
+            return self._time_out(self._service_at(ledger), ledger.job_id)
 
     # Judging ----------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk import Param
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.bases.operator import TriggerFailureReason
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferralError
 from embedded import Service
 from google.cloud.storage import Bucket
 from tasks import TaskRun
@@ -248,6 +249,31 @@ def test_job_past_its_deadline_is_cancelled(
         train("--do", "hang", timeout=2)
 
     assert [state for _, state in jobs_of(ml, run)] == ["CANCELLED"]
+
+
+def test_airflows_own_limit_on_the_trigger_cancels_the_job(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service
+) -> None:
+    train("--do", "hang", wait_for_completion=False)
+    operator = run.operator(AIPTrainingJobOperator, gcp_conn_id=CONN, timeout=900)
+    failed = {"error": TriggerFailureReason.TRIGGER_TIMEOUT}
+    with pytest.raises(JobTimeoutError):
+        operator.resume_execution("__fail__", failed, run.context(operator))
+
+    assert [state for _, state in jobs_of(ml, run)] == ["CANCELLED"]
+
+
+def test_crashed_trigger_leaves_the_job_to_the_next_try(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service
+) -> None:
+    train("--do", "hang", wait_for_completion=False)
+    operator = run.operator(AIPTrainingJobOperator, gcp_conn_id=CONN)
+    failed = {"error": TriggerFailureReason.TRIGGER_FAILURE}
+    with pytest.raises(TaskDeferralError):
+        operator.resume_execution("__fail__", failed, run.context(operator))
+
+    [(_, state)] = jobs_of(ml, run)
+    assert state in ("QUEUED", "PREPARING", "RUNNING")
 
 
 def test_timeout_bounds_the_bill_on_the_service_too(
