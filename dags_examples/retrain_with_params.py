@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from airflow.sdk import DAG, Param
+
 from airflow_aiptraining.operators.training_job import AIPTrainingJobOperator
 from airflow_aiptraining.params import training_params
 
