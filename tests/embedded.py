@@ -64,7 +64,7 @@ class Service:
 def start_service(data: Path, *options: str, env: Mapping[str, str] | None = None) -> Service:
     """Start a service over a data directory, on a free loopback port, and wait until it's ready.
 
-    :param options: further options of ``python -m airflow_aiptraining.local.serve``.
+    :param options: further options of ``aiptraining serve``.
     :param env: further variables of its environment.
     :raises RuntimeError: it ended, or isn't ready after a minute; with what it printed.
     """
@@ -72,10 +72,8 @@ def start_service(data: Path, *options: str, env: Mapping[str, str] | None = Non
     ready = data.with_name(f"{data.name}.ready.json")
     ready.unlink(missing_ok=True)
     printed = data.with_name(f"{data.name}.log")
-    command = ["airflow_aiptraining.cli", "serve"]
-    if options:
-        command = ["airflow_aiptraining.local.serve"]
-    arguments = ["-m", *command, "--data", str(data), "--ready-file", str(ready), *options]
+    arguments = ["-m", "airflow_aiptraining.cli", "serve", "--data", str(data)]
+    arguments += ["--ready-file", str(ready), *options]
     with printed.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, *arguments],

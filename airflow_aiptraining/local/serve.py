@@ -1,7 +1,7 @@
 """Run the embedded training service as a process.
 
-``aiptraining serve`` and ``python -m airflow_aiptraining.local.serve`` end here.  When the service
-answers, it says so in one line of JSON on stdout, and in a file if one is named::
+``aiptraining serve`` ends here.  When the service answers, it says so in one line of JSON on stdout,
+and in a file if one is named::
 
     {"ml": "http://127.0.0.1:P", "logging": …, "storage": …, "pid": n}
 
@@ -11,7 +11,6 @@ outlive a service find the next one where the last one was.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import fcntl
@@ -233,56 +232,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the service's options to a command line."""
-    parser.add_argument("--data", type=Path, required=True, help="folder that keeps everything")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=0, help="0: the last one, or a free one")
-    parser.add_argument("--ready-file", type=Path, help="where to write the ready line")
-    parser.add_argument("--token-file", type=Path, help="secret that requests must carry")
-    parser.add_argument(
-        "--allow-host", action="append", default=[], help="further Host name (repeatable)"
-    )
-    parser.add_argument("--capacity", type=int, help="jobs that run at once")
-    parser.add_argument(
-        "--stop-jobs", action="store_true", help="at the end cancel all jobs and wait for them"
-    )
-
-
-def run(options: argparse.Namespace) -> None:
-    """Run the service as the command line asks.
-
-    :param options: of ``add_arguments``.
-    :raises ServiceNotStartedError: it can't run.
-    """
-    serve(
-        options.data,
-        host=options.host,
-        port=options.port,
-        ready_file=options.ready_file,
-        token_file=options.token_file,
-        allowed_hosts=options.allow_host,
-        capacity=options.capacity,
-        stop_jobs=options.stop_jobs,
-    )
-
-
-def main() -> int:
-    """Run ``python -m airflow_aiptraining.local.serve``.
-
-    :return: exit code.
-    """
-    parser = argparse.ArgumentParser(prog="aiptraining serve", description=serve.__doc__)
-    add_arguments(parser)
-    try:
-        run(parser.parse_args())
-    except ServiceNotStartedError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

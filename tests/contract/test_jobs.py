@@ -736,7 +736,7 @@ def test_second_service_on_a_data_folder_names_the_first(
     service = start_with()
 
     second = subprocess.run(
-        [sys.executable, "-m", "airflow_aiptraining.local.serve", "--data", str(service.data)],
+        [sys.executable, "-m", "airflow_aiptraining.cli", "serve", "--data", str(service.data)],
         capture_output=True,
         text=True,
         timeout=30,
@@ -747,7 +747,7 @@ def test_second_service_on_a_data_folder_names_the_first(
 
 
 def test_other_hosts_need_a_token(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "airflow_aiptraining.local.serve", "--host", "0.0.0.0"]
+    command = [sys.executable, "-m", "airflow_aiptraining.cli", "serve", "--host", "0.0.0.0"]
 
     refused = subprocess.run(
         [*command, "--data", str(tmp_path)], capture_output=True, text=True, timeout=30
