@@ -1,7 +1,7 @@
 """Run the embedded training service as a process.
 
-``aiptraining serve`` ends here.  When the service answers, it says so in one line of JSON on stdout,
-and in a file if one is named::
+``aiptraining serve`` ends here.  When the service answers, it says so in one line of JSON on
+stdout, and in a file if one is named::
 
     {"ml": "http://127.0.0.1:P", "logging": …, "storage": …, "pid": n}
 
