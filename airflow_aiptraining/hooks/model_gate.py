@@ -147,6 +147,8 @@ class ModelGate:
         if restless := wait_until_stable(model, ended=work.ended, now=now, quiet=quiet):
             raise NotYetError(f"The model of job {work.job_id!r} in {root}: {restless}.")
         place = root.at(model.folder)
+        if not given:
+            self._check_not_later(work, model.written, f"The model in {place}")
         metrics, origin = self._read_metrics(client, work, (place, root, job_dir), now)
         self._check_conditions(metrics, f"{origin} of job {work.job_id!r}")
         return self._verdict(work, place, model, metrics)
@@ -161,6 +163,22 @@ class ModelGate:
             f"Job {work.job_id!r} ended {state}, so it has no model to pass on: "
             f"{work.job.get('errorMessage') or 'the service gave no reason'}"
         )
+
+    def _check_not_later(self, work: GatedJob, written: datetime, what: str) -> None:
+        """Refuse what was written when the job was over: another job shares its job_dir.
+
+        Where the author names ``model_uri``, another task may write there on purpose.
+        """
+        if work.ended is None:
+            return
+        # The service may cut endTime to whole seconds.
+        late = (written - work.ended).total_seconds() - max(self.settle_time, 1.0)
+        if late > 0:
+            raise GateNotPassedError(
+                f"{what} was written at {utc(written)}, after job {work.job_id!r} had ended "
+                f"({utc(work.ended)}), so by another job that has the same job_dir. Put {{job_id}} "
+                "into job_dir and train again; or name model_uri if another task writes the model."
+            )
 
     def _job_dir(self, work: GatedJob) -> ObjectPath | None:
         """Return the folder that the job, or its best trial, wrote to."""
@@ -209,6 +227,8 @@ class ModelGate:
             elif there.created < work.since:
                 reasons.append(f"{place} was written before the job was created")
             else:
+                if not self.model_uri and not name.startswith("gs://"):
+                    self._check_not_later(work, there.created, str(place))
                 return {**final, **self._parsed(client, work, place, there.generation)}, str(place)
         if self.conditions and not final:
             raise self._incomplete(work, "; ".join(reasons), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from ipaddress import ip_address
@@ -14,6 +15,11 @@ ML_V1 = "ml_v1"
 LOCAL = "local"
 VERTEX_AI = "vertex_ai"
 SERVICES = (LOCAL, ML_V1, VERTEX_AI)
+
+#: How the types of usable connections begin: ours and Google's own.
+_CONNECTION_TYPES = ("aiptraining", "google", "gcp")
+#: Source: form of Google's project ids, domain-scoped ones included.
+_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 #: The project of the embedded service where the connection names none.
 LOCAL_PROJECT = "local"
@@ -70,6 +76,11 @@ class ConnectionSettings:
                 )
             if value.strip():
                 values[field.name] = value.strip()
+        if not conn_type.startswith(_CONNECTION_TYPES):
+            raise ConnectionSettingsError(
+                f"Connection {conn_id!r} is of type {conn_type!r}; it must be 'aiptraining' or "
+                "'google_cloud_platform'."
+            )
         service = values.setdefault("service", LOCAL if conn_type == "aiptraining" else ML_V1)
         if service not in SERVICES:
             raise ConnectionSettingsError(
@@ -102,8 +113,27 @@ class ConnectionSettings:
                 )
 
 
+def check_project(project: str, conn_id: str) -> str:
+    """Return ``project`` if it can be a project's id.
+
+    :raises ConnectionSettingsError: it can't; it would become another URL.
+    """
+    if not _PROJECT.fullmatch(project):
+        raise ConnectionSettingsError(
+            f"Project {project!r} (of the task, or of connection {conn_id!r}) is no project id: it "
+            "has letters, digits and hyphens, e.g. 'my-project-1'."
+        )
+    return project
+
+
 def _checked_url(value: str, name: str, conn_id: str) -> str:
     url = urlsplit(value)
+    try:
+        url.port  # noqa: B018 — reading it checks it
+    except ValueError:
+        raise ConnectionSettingsError(
+            f"Connection {conn_id!r}: {name} is {value!r}; a port is a number up to 65535."
+        ) from None
     if url.username or url.password:
         raise ConnectionSettingsError(
             f"Connection {conn_id!r}: {name} holds a user name or password; URLs end up in logs. "

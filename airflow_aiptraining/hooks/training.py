@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
 from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowException
 from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import GoogleAuthError
 
 from airflow_aiptraining.exceptions import AIPTrainingError, ServiceError
 from airflow_aiptraining.hooks.settings import (
@@ -17,7 +19,9 @@ from airflow_aiptraining.hooks.settings import (
     VERTEX_AI,
     ConnectionSettings,
     ConnectionSettingsError,
+    check_project,
 )
+from airflow_aiptraining.services.errors import translate
 from airflow_aiptraining.services.ml_v1 import MLv1Service
 
 if TYPE_CHECKING:
@@ -108,7 +112,16 @@ class AIPTrainingHook(GoogleBaseHook):
         if self._is_anonymous(self.settings):
             default = LOCAL_PROJECT if self.settings.service == LOCAL else None
             return AnonymousCredentials(), self._get_field("project", None) or default  # type: ignore[no-untyped-call]
-        return super().get_credentials_and_project_id()
+        try:
+            return super().get_credentials_and_project_id()
+        except GoogleAuthError as error:
+            # Not a mistake of the connection for sure: a metadata server may be away for a moment.
+            raise translate(error, f"Connection {self.gcp_conn_id!r}") from error
+        except (AirflowException, LookupError, ValueError, TypeError, OSError) as error:
+            raise ConnectionSettingsError(
+                f"Connection {self.gcp_conn_id!r}: its credentials can't be used: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def get_service(
         self, project_id: str | None = None, *, api_endpoint: str | None = None
@@ -139,7 +152,7 @@ class AIPTrainingHook(GoogleBaseHook):
             # The embedded service keeps its jobs' logs itself.
             logging_endpoint = endpoint
         return MLv1Service(
-            project,
+            check_project(project, self.gcp_conn_id),
             self.get_credentials(),
             api_endpoint=endpoint,
             logging_endpoint=logging_endpoint,

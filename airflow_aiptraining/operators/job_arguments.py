@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,6 +56,16 @@ def argument_layers(arguments: Mapping[str, Any]) -> Iterator[Layer]:
         yield layer_from(f"argument {name}", values)
     if arguments.get("training_input"):
         yield layer_from("argument training_input", {"trainingInput": arguments["training_input"]})
+
+
+def unread_names(conf: Mapping[str, Any], declared: Container[str]) -> list[str]:
+    """Return keys of a run's conf that look like fields of a job, but are no declared params.
+
+    Airflow takes any key from whoever triggers a run; only what the DAG declares is read.
+    """
+    fields = {field.split(".")[1] for field in FIELD_OF.values() if "." in field}
+    known = fields | set(FIELD_OF) | {"trainingInput", "training_input"}
+    return sorted(name for name in conf if name in known and name not in declared)
 
 
 def connection_layer(

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, Tas
 
 from airflow_aiptraining.core.overridable import DEFAULT_OVERRIDABLE
 from airflow_aiptraining.links import AIPTrainingJobLink, job_url
-from airflow_aiptraining.operators.job_arguments import FIELD_OF
+from airflow_aiptraining.operators.job_arguments import FIELD_OF, unread_names
 from airflow_aiptraining.triggers.given_up import task_was_given_up
 from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
 
@@ -321,6 +321,14 @@ class AIPTrainingJobOperator(BaseOperator):
             raise InvalidJobError(violations)
         for note in request.merged.notes:
             self.log.info("%s", note)
+        conf_keys = getattr(context["dag_run"], "conf", None) or {}
+        for name in unread_names(conf_keys, {*dag.params, *self.params}):
+            self.log.warning(
+                "The run's conf has %r, which is no param of this DAG: it is not read. The DAG's "
+                "author can declare it with training_params(), or you can use 'training_input' "
+                "where the DAG has that.",
+                name,
+            )
         if self.is_dry_run:
             planned = trainer.planned(request)
             self._tell_body(context, planned, job_id)

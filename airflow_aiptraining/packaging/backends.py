@@ -61,7 +61,8 @@ def build_distribution(
         log.info("Building %s in an isolated environment: %s not installed here", root, tools)
         with _isolated(root, here, distribution, missing) as builder, _told_as_build_error(root):
             return Path(builder.build(distribution, out_dir))
-    except (BuildException, BuildBackendException) as error:
+    # ValueError: a backend-path that leaves the project.
+    except (BuildException, BuildBackendException, ValueError) as error:
         raise InvalidTrainerError(f"The trainer in {root} can't be built: {error}") from error
 
 

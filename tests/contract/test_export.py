@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -178,6 +179,21 @@ def test_an_attempt_that_wrote_nothing_does_not_pass_on_its_predecessors_files(t
     assert team.look("census_20261114_000000_a002") is None
     with pytest.raises(AirflowFailException, match="written before the job was created"):
         team.look("census_20261114_000000_a002", grace_period=-1)
+
+
+@pytest.mark.parametrize("written", ["model.joblib", "metrics.json"])
+def test_a_later_job_in_the_same_job_dir_does_not_lend_its_files(team: Team, written: str) -> None:
+    """Two dates share a job_dir; the second wrote over the first's files before its gate looked."""
+    team.train("a_1", SKLEARN)
+    team.jobs.jobs["a_1"]["endTime"] = utc(datetime.now(UTC))
+    deadline = time.monotonic() + 10
+    while team.jobs.jobs["a_1"]["endTime"] > utc(datetime.now(UTC) - timedelta(seconds=1.5)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    team.write({written: SKLEARN[written]})
+
+    with pytest.raises(AirflowFailException, match=r"by another job.*\{job_id\} into job_dir"):
+        team.look("a_1", conditions="accuracy >= 0.9")
 
 
 def test_metrics_of_an_earlier_attempt_do_not_count(team: Team) -> None:

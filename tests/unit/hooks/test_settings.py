@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from airflow_aiptraining.hooks.settings import ConnectionSettings, ConnectionSettingsError
+from airflow_aiptraining.hooks.settings import (
+    ConnectionSettings,
+    ConnectionSettingsError,
+    check_project,
+)
 
 LOCAL = {"api_endpoint": "http://127.0.0.1:8085/"}
 
@@ -35,6 +39,7 @@ def test_google_connection_means_google() -> None:
         pytest.param({**LOCAL, "runtime_version": 2.1}, "in quotes", id="number for text"),
         pytest.param({"api_endpoint": "127.0.0.1:80"}, "must be an address", id="no scheme"),
         pytest.param({"api_endpoint": "ftp://h"}, "must be an address", id="ftp"),
+        pytest.param({"api_endpoint": "http://h:99999"}, "65535", id="no such port"),
         pytest.param({"api_endpoint": "http://h?x=1"}, "must be an address", id="query"),
         pytest.param({"api_endpoint": "http://u:secret@h"}, "user name", id="password in URL"),
     ],
@@ -44,6 +49,17 @@ def test_bad_extra_is_named_with_its_cure(extras: dict[str, Any], words: str) ->
         _settings(extras)
 
     assert "secret" not in str(error.value)
+
+
+def test_connection_of_another_type_is_named() -> None:
+    with pytest.raises(ConnectionSettingsError, match="of type 'http'"):
+        _settings(LOCAL, "http")
+
+
+@pytest.mark.parametrize("project", ["../x", "a/b", "", " ", "p?x=1"])
+def test_project_that_would_become_another_url_is_refused(project: str) -> None:
+    with pytest.raises(ConnectionSettingsError, match="no project id"):
+        check_project(project, "c")
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1"])
