@@ -11,13 +11,14 @@ N ?= 20
 export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo ui test test-airflow lint format bench lock clean
+.PHONY: help setup demo ui test test-airflow chaos lint format bench lock clean
 
 help:
 	@echo "make demo          retrain models on a real Airflow, end to end, in about a minute"
 	@echo "make ui            the same, left running to look at"
 	@echo "make test          unit, contract and everyday Airflow tests"
 	@echo "make test-airflow  the long matrix on real Airflow processes"
+	@echo "make chaos N=200   that many tasks while processes are killed, then count the jobs"
 	@echo "make lint          ruff, mypy, import contracts"
 	@echo "make bench         figures, one JSON object a line"
 	@echo "make lock          requirements.lock and generated files anew"
@@ -58,6 +59,9 @@ test: setup
 
 test-airflow: setup
 	@$(PY) -m pytest tests/airflow --timeout 3600
+
+chaos: setup
+	@$(PY) tests/chaos/chaos.py --tasks $(N)
 
 lint: setup
 	@$(BIN)/ruff check .

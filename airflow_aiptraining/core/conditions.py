@@ -107,6 +107,7 @@ class Condition:
                 f"{self} can't be told: {self.metric} is {_shown(value)} in {origin}, "
                 "which isn't a number.",
             )
+        value = _float_or_infinity(value)
         if not math.isfinite(value):
             return Judgement(
                 Outcome.FAILS,
@@ -161,7 +162,7 @@ def parse_metrics(data: bytes) -> dict[str, Any]:
             f"is larger than {MAX_METRICS_BYTES:,} bytes; a metrics file is one small JSON object"
         )
     try:
-        metrics = json.loads(data.decode("utf-8-sig"))
+        metrics = json.loads(data.decode("utf-8-sig"), parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON ({error})") from None
     if not isinstance(metrics, dict):
@@ -169,6 +170,14 @@ def parse_metrics(data: bytes) -> dict[str, Any]:
             f'holds a JSON {type(metrics).__name__}, not an object such as {{"accuracy": 0.93}}'
         )
     return metrics
+
+
+def _integer(digits: str) -> int | float:
+    try:
+        return int(digits)
+    except ValueError:
+        # Python reads no more than 4,300 digits; JSON may have them.
+        return float(digits)
 
 
 def look_up(metrics: Mapping[str, Any], path: str) -> Any:
@@ -208,9 +217,20 @@ def _numbers(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, flo
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{key}.")
         elif (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and math.isfinite(_float_or_infinity(value))
         ):
             yield f"{prefix}{key}", value
+
+
+def _float_or_infinity(value: int | float) -> int | float:
+    """Return a number as it is, an infinity in place of an integer that no float can hold."""
+    try:
+        float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    return value
 
 
 def _shown(value: Any) -> str:

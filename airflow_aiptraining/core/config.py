@@ -203,8 +203,8 @@ def _overlaid(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
                 forget(path)
                 del target[key]
             if isinstance(value, dict):
-                # Of trainingInput itself the line says nothing of a field that is missing in it.
-                if at:
+                # Of these two the line says nothing of a field that is missing in them.
+                if path not in (TRAINING_INPUT, "labels"):
                     origins.setdefault(path, layer.origin(path))
                 put(target.setdefault(key, {}), value, path, layer)
             else:

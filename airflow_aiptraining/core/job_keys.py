@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin
 
-from airflow_aiptraining.core.job_scalars import Unread, kind_in_words
+from airflow_aiptraining.core.job_scalars import (
+    Unread,
+    key_in_words,
+    kind_in_words,
+    shown,
+    unsendable,
+)
 from airflow_aiptraining.core.job_shapes import Job, Message
 from airflow_aiptraining.core.job_view import Problem
 from airflow_aiptraining.core.spelling import nearest_word
@@ -125,9 +131,10 @@ class _Reader:
         read: dict[str, Any] = {}
         for raw_key, value in raw.items():
             key = keys.get(raw_key) if isinstance(raw_key, str) else None
-            at = f"{path}.{key or raw_key}" if path else str(key or raw_key)
+            name = key or key_in_words(raw_key)
+            at = f"{path}.{name}" if path else name
             if key is None:
-                self.problems.append(_unknown(str(raw_key), model, path))
+                self.problems.append(_unknown(name, model, path))
             elif key in written:
                 self.problems.append(
                     Problem(at, f"given twice, as {written[key]!r} and as {raw_key!r}; keep one")
@@ -157,9 +164,12 @@ class _Reader:
         elif field.kind == "list":
             into[key] = self._list(value, field.inner, at)
         else:
-            into[key] = self._scalar(value)
+            into[key] = self._scalar(value, at)
 
-    def _scalar(self, value: Any) -> Any:
+    def _scalar(self, value: Any, at: str) -> Any:
+        if isinstance(value, str) and (message := unsendable(value)):
+            self.problems.append(Problem(at, message))
+            return Unread()
         if self.templates and isinstance(value, str) and _TEMPLATE.search(value):
             return Unread(value)
         return value
@@ -170,17 +180,26 @@ class _Reader:
             return {}
         read = {}
         for key, value in raw.items():
+            name = key_in_words(key)
+            at = f"{path}.{name}"
             if not isinstance(key, str):
                 self.problems.append(
-                    Problem(f"{path}.{key}", f"the key must be text; write it in quotes: '{key}'")
+                    Problem(at, f"the key must be text; write it in quotes: '{name}'")
                 )
+            elif message := unsendable(key):
+                # Where it was written is known by the key as it stands.
+                self.problems.append(Problem(at, f"the key {message}", cause=f"{path}.{key}"))
             elif value is not None:
-                read[key] = self._scalar(value)
+                read[key] = self._scalar(value, at)
         return read
 
     def _list(self, raw: Any, items: Any, path: str) -> list[Any]:
         if not isinstance(raw, list | tuple):
-            advice = f"; write it as {raw.split()!r}" if isinstance(raw, str) and raw else ""
+            advice = ""
+            if isinstance(raw, str) and _TEMPLATE.search(raw):
+                advice = "; a template gives one text: write a list, with templates in its items"
+            elif isinstance(raw, str) and raw:
+                advice = f"; write it as {raw.split()!r}"
             self.problems.append(Problem(path, f"a list is expected, not {_shown(raw)}{advice}"))
             return []
         read: list[Any] = []
@@ -192,7 +211,7 @@ class _Reader:
             elif _is_message(items):
                 read.append(self.message(item, items, at))
             else:
-                read.append(self._scalar(item))
+                read.append(self._scalar(item, at))
         return read
 
 
@@ -201,7 +220,7 @@ def _is_message(annotation: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str | int | float) else kind_in_words(value)
+    return kind_in_words(value) if value is None else shown(value)
 
 
 def _unknown(key: str, model: type[Message], path: str) -> Problem:

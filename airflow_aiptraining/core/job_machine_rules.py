@@ -16,6 +16,18 @@ _IMAGE = re.compile(r"[a-z0-9][^\s]*\Z", re.IGNORECASE)
 _BUILT_IN_ALGORITHMS = re.compile(r"([a-z]+\.)?gcr\.io/cloud-ml-algos/")
 
 
+def is_lost(view: View, field: str) -> bool:
+    """True where nothing is known of a field because what holds it was no mapping, or misspelt.
+
+    That is a problem told already.  Such a field counts as given, so that nobody calls it missing;
+    nor must a rule say that it contradicts another.
+
+    :param field: dotted for nested ones, as in :meth:`View.get`.
+    """
+    path = view.at(field)
+    return view.get(field) is None and any(path.startswith(f"{each}.") for each in view.broken)
+
+
 def machine_problems(training: View) -> Iterator[Problem]:
     """Yield the broken rules of a ``trainingInput``'s roles."""
     tier = _tier(training)
@@ -116,7 +128,7 @@ def _kind(training: View, type_field: str) -> str | None:
 def _accelerator_problems(training: View, field: str, tier: str | None) -> Iterator[Problem]:
     config_field = f"{field}Config.acceleratorConfig"
     config = training.inside(config_field)
-    if not (config.given("type") or config.given("count")):
+    if not any(config.given(key) and not is_lost(config, key) for key in ("type", "count")):
         return
     for key, what in (("type", "which accelerator"), ("count", "how many on each machine")):
         if config.missing(key):
@@ -167,7 +179,7 @@ def _container_problems(training: View, field: str) -> Iterator[Problem]:
             f"{image!r} is not an image's address; write it as registry/project/name:tag",
         )
     for key in ("containerCommand", "containerArgs"):
-        if not config.given(key):
+        if not config.given(key) or is_lost(config, key):
             continue
         if training.complete and not _has_image(training, field):
             yield Problem(
@@ -180,9 +192,12 @@ def _container_problems(training: View, field: str) -> Iterator[Problem]:
             )
 
 
-def _has_image(training: View, field: str) -> bool:
+def _has_image(training: View, field: str, *, surely: bool = False) -> bool:
     # Every role's image defaults to the master's.
-    return training.given(f"{field}Config.imageUri") or training.given("masterConfig.imageUri")
+    images = (f"{field}Config.imageUri", "masterConfig.imageUri")
+    return any(
+        training.given(image) and not (surely and is_lost(training, image)) for image in images
+    )
 
 
 def _tpu_version_problems(training: View, field: str, tier: str | None) -> Iterator[Problem]:
@@ -190,6 +205,9 @@ def _tpu_version_problems(training: View, field: str, tier: str | None) -> Itera
     type_field = f"{field}Type"
     if tier is None or (tier == "CUSTOM" and _unknown(training, type_field)):
         return
+    if is_lost(config, "tpuTfVersion"):
+        return
+    unsure = tier == "CUSTOM" and is_lost(config, "acceleratorConfig.type")
     is_tpu = (
         (tier == "BASIC_TPU" and field == "worker")
         if tier != "CUSTOM"
@@ -197,14 +215,14 @@ def _tpu_version_problems(training: View, field: str, tier: str | None) -> Itera
         or (config.get("acceleratorConfig.type") or "").startswith("TPU_")
     )
     if not config.given("tpuTfVersion"):
-        if is_tpu and training.complete and _has_image(training, field):
+        if is_tpu and training.complete and _has_image(training, field, surely=True):
             yield Problem(
                 config.at("tpuTfVersion"),
                 "missing; a TPU with a custom container needs the runtime version whose "
                 "TensorFlow the container has, such as '2.11'",
                 cause=training.at(type_field),
             )
-    elif not is_tpu and training.complete:
+    elif not is_tpu and not unsure and training.complete:
         yield Problem(
             config.at("tpuTfVersion"),
             "is for TPUs only, and this role has none; remove it",

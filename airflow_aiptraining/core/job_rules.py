@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import PurePosixPath
 
 from airflow_aiptraining.core.gs_uris import parse_gs_uri
-from airflow_aiptraining.core.job_machine_rules import machine_problems
+from airflow_aiptraining.core.job_machine_rules import is_lost, machine_problems
 from airflow_aiptraining.core.job_scalars import Unread, duration_seconds
 from airflow_aiptraining.core.job_tuning_rules import tuning_problems
 from airflow_aiptraining.core.job_view import Problem, View
@@ -125,7 +125,7 @@ def _code_problems(training: View) -> Iterator[Problem]:
                 f"missing; name {what}, or a container in masterConfig.imageUri "
                 "(built-in algorithms, which need neither, are not offered)",
             )
-    if container and training.complete:
+    if container and training.complete and not is_lost(training, "masterConfig.imageUri"):
         packages, module = training.given("packageUris"), training.given("pythonModule")
         if packages != module:
             field = "packageUris" if packages else "pythonModule"
@@ -174,7 +174,7 @@ def _package_problems(training: View) -> Iterator[Problem]:
 
 # --- runtime and Python
 
-_VERSION = re.compile(r"\d+\.\d+(\.\d+)?\Z", re.ASCII)
+_VERSION = re.compile(r"\d{1,9}\.\d{1,9}(\.\d+)?\Z", re.ASCII)
 #: Python version -> first and last runtime (major, minor) that had it; None: no bound.
 _PYTHON_RUNTIMES: dict[tuple[int, int], tuple[tuple[int, int], tuple[int, int] | None]] = {
     (2, 7): ((0, 0), (1, 15)),
@@ -185,7 +185,8 @@ _PYTHON_RUNTIMES: dict[tuple[int, int], tuple[tuple[int, int], tuple[int, int] |
 
 def _runtime_problems(training: View) -> Iterator[Problem]:
     container = training.given("masterConfig.imageUri")
-    if container and training.given("runtimeVersion"):
+    image_is_known = not is_lost(training, "masterConfig.imageUri")
+    if container and image_is_known and training.given("runtimeVersion"):
         yield Problem(
             training.at("runtimeVersion"),
             "given together with masterConfig.imageUri; the image brings its own software: remove "

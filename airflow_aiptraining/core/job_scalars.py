@@ -60,7 +60,7 @@ class _EnumValue:
             if isinstance(value, Unread):
                 return value
             if not isinstance(value, str):
-                raise ValueError(f"one of {', '.join(values)} is expected, not {_shown(value)}")
+                raise ValueError(f"one of {', '.join(values)} is expected, not {shown(value)}")
             return enum_value(value, values)
 
         return core_schema.no_info_wrap_validator_function(validate, handler(source))
@@ -73,6 +73,8 @@ def _text(value: Any) -> str:
         word = str(value).lower()
         raise ValueError(f"text is expected, not {word}; write it in quotes: '{word}'")
     if isinstance(value, int):
+        if _is_long(value):
+            raise ValueError(f"text is expected, not {shown(value)}; write it in quotes")
         raise ValueError(f"text is expected, not the number {value}; write it in quotes: '{value}'")
     if isinstance(value, float):
         raise ValueError(
@@ -93,16 +95,20 @@ def _integer(low: int, high: int) -> Callable[[Any], int]:
                 f"{value!r} begins with 0, which some readers take for an octal number; "
                 "write it without"
             )
+        limits = f"{low} to {high} is what the API can hold"
         if isinstance(value, str) and _INTEGER.match(value.strip()):
+            digits = len(value.strip().lstrip("+-").replace("_", ""))
+            if digits > _MOST_DIGITS:
+                raise ValueError(f"a number of {digits} digits is out of range: {limits}")
             number = int(value)
         elif isinstance(value, int) and not isinstance(value, bool):
             number = value
         elif isinstance(value, float) and value.is_integer():
             number = int(value)
         else:
-            raise ValueError(f"a whole number is expected, not {_shown(value)}")
+            raise ValueError(f"a whole number is expected, not {shown(value)}")
         if not low <= number <= high:
-            raise ValueError(f"{number} is out of range: {low} to {high} is what the API can hold")
+            raise ValueError(f"{shown(number)} is out of range: {limits}")
         return number
 
     return read
@@ -114,9 +120,9 @@ def _double(value: Any) -> float:
             raise ValueError
         number = float(value)
     except (ValueError, OverflowError):
-        raise ValueError(f"a number is expected, not {_shown(value)}") from None
+        raise ValueError(f"a number is expected, not {shown(value)}") from None
     if not math.isfinite(number):
-        raise ValueError(f"a finite number is expected, not {_shown(value)}")
+        raise ValueError(f"a finite number is expected, not {shown(value)}")
     return number
 
 
@@ -129,12 +135,12 @@ def _boolean(value: Any) -> bool:
         return value
     if isinstance(value, str) and value.strip().lower() in _WORDS:
         return _WORDS[value.strip().lower()]
-    raise ValueError(f"true or false is expected, not {_shown(value)}")
+    raise ValueError(f"true or false is expected, not {shown(value)}")
 
 
 _DURATION = re.compile(r"\d+(\.\d{1,9})?s\Z", re.ASCII)
 _UNITS = {"": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_OTHER_DURATION = re.compile(r"(\d+)\s*(m|min|h|d|)\Z", re.ASCII)
+_OTHER_DURATION = re.compile(r"(\d{1,12})\s*(m|min|h|d|)\Z", re.ASCII)
 #: Source: google.protobuf.Duration.
 _LONGEST_DURATION = 315_576_000_000
 
@@ -145,11 +151,11 @@ def _duration(value: Any) -> str:
         if duration_seconds(text) > _LONGEST_DURATION:
             raise ValueError(f"{text!r} is longer than the API can hold")
         return text
-    shown = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    other = _OTHER_DURATION.match(shown.strip())
+    is_text = isinstance(value, int | str) and not isinstance(value, bool) and not _is_long(value)
+    other = _OTHER_DURATION.match(str(value).strip() if is_text else "")
     example = f"{int(other[1]) * _UNITS[other[2]]}s" if other else "3600s"
     raise ValueError(
-        f"a duration is seconds with the suffix 's' (at most nine decimals), not {_shown(value)}; "
+        f"a duration is seconds with the suffix 's' (at most nine decimals), not {shown(value)}; "
         f"write for example '{example}'"
     )
 
@@ -162,10 +168,47 @@ def duration_seconds(text: str) -> float:
     return float(text.removesuffix("s"))
 
 
-def _shown(value: Any) -> str:
+# No field holds more, and Python writes no integer of more than 4,300 digits.
+_MOST_DIGITS = 40
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: a scalar as it is, of others what they are."""
+    if _is_long(value):
+        return f"a number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
     if isinstance(value, str | bool | int | float) or value is None:
         return repr(value)
     return kind_in_words(value)
+
+
+_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def unsendable(text: str) -> str:
+    """Return what to say of a text that no service can store, and nothing of any other.
+
+    That is a half of a surrogate pair, which UTF-8 can't say (Python code gets one from bytes in
+    another encoding, JSON from a broken escape), and NUL, which ends a process's argument.
+    """
+    found = _UNSENDABLE.search(text)
+    if found is None:
+        return ""
+    name = "NUL" if found[0] == "\0" else "half of a surrogate pair"
+    return (
+        f"holds a character that can't be sent: U+{ord(found[0]):04X} ({name}) as character "
+        f"{found.start() + 1}; remove it"
+    )
+
+
+def key_in_words(key: Any) -> str:
+    """Return a mapping's key, which may be anything, as it is written into a path."""
+    if isinstance(key, str):
+        return _UNSENDABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", key)
+    return shown(key) if isinstance(key, int) else str(key)
 
 
 def kind_in_words(value: Any) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 import uv
 
 from airflow_aiptraining.local.processes import kill_marked
+from airflow_aiptraining.local.replica_env import PASSED_ON
 
 INSTALL_MARKER = "AIPTRAINING_INSTALL"
 """Variable by which the installers of one data folder are found again."""
@@ -36,9 +37,19 @@ _TAIL_BYTES = 16_384
 _TAIL_LINES = 25
 # What uv says when it can't get the tools for a build: no network, or an index without them.
 _NO_BUILD_TOOLS = "Failed to resolve requirements from"
-# The installer runs setup.py: nobody's credentials are its business.
-_DROPPED_PREFIXES = ("AIRFLOW_", "CLOUDSDK_", "GCLOUD_", "GOOGLE_", "GCP_")
-_DROPPED = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "BOTO_CONFIG"})
+# The installer runs setup.py: nobody's credentials are its business, so what passes is listed.
+# A proxy passes with its password, an index with its own: uv reaches no registry without them.
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_ALLOWED = frozenset(
+    {
+        *("PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+        *PASSED_ON,
+        *_PROXIES,
+        *(name.lower() for name in _PROXIES),
+    }
+)
+_ALLOWED_PREFIXES = ("LC_", "PIP_", "UV_")
+_UPLOADING = "UV_PUBLISH_"
 # uv doesn't read pip's variables; whoever set them meant every installer.
 _PIP_TO_UV = {
     "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
@@ -160,6 +171,7 @@ class Environments:
 
     async def _fill(self, work: Path, packages: Sequence[Package]) -> None:
         (work / "gcloud").mkdir()
+        (work / "home").mkdir()
         environment = work / "environment"
         plain = ["--color", "never", "--no-progress", "--no-python-downloads"]
         # Relocatable, as it is renamed when it is complete.
@@ -190,6 +202,7 @@ class Environments:
         env = _installer_environment(os.environ) | dict(further or {})
         env |= {
             INSTALL_MARKER: str(self._root),
+            "HOME": str(work / "home"),
             "CLOUDSDK_CONFIG": str(work / "gcloud"),
             "NO_GCE_CHECK": "true",
         }
@@ -235,16 +248,35 @@ def fetch(uri: str, source: Path, cache: Path) -> Package:
 
 
 def _installer_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the service's own environment without credentials, so index settings are kept."""
+    """Return what an installer needs of *base*: index settings are kept, credentials aren't.
+
+    HOME isn't in it; uv's own files below the real one are named.
+    """
     env = {
         name: value
         for name, value in base.items()
-        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+        if name in _ALLOWED
+        or (name.startswith(_ALLOWED_PREFIXES) and not name.startswith(_UPLOADING))
     }
     for pip, name in _PIP_TO_UV.items():
         if base.get(pip):
             env.setdefault(name, base[pip])
+    # Not XDG_*_HOME itself: libraries look there for tokens.
+    if not env.get("UV_CACHE_DIR"):
+        env["UV_CACHE_DIR"] = str(_user_folder(base, "XDG_CACHE_HOME", ".cache") / "uv")
+    settings = _user_folder(base, "XDG_CONFIG_HOME", ".config") / "uv" / "uv.toml"
+    if not {"UV_CONFIG_FILE", "UV_NO_CONFIG"} & env.keys() and os.access(settings, os.R_OK):
+        env["UV_CONFIG_FILE"] = str(settings)
     return env
+
+
+def _user_folder(base: Mapping[str, str], variable: str, below_home: str) -> Path:
+    """Return one of the user's folders as uv finds it.
+
+    Source: XDG Base Directory Specification, which has relative paths ignored.
+    """
+    named = Path(base.get(variable, ""))
+    return named if named.is_absolute() else Path(base.get("HOME") or Path.home()) / below_home
 
 
 def _link_build_tools(folder: Path) -> Path:

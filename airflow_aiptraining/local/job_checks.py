@@ -113,5 +113,6 @@ def _unimplemented(what: str) -> ApiError:
     return ApiError(
         501,
         "UNIMPLEMENTED",
-        f"The embedded service runs jobs of one replica with Python packages: no {what} yet.",
+        f"The embedded service runs jobs of one replica with Python packages; it does not support "
+        f"{what} yet.",
     )

@@ -305,13 +305,15 @@ def _read_filter(text: str) -> filters.Node:
         moment = datetime.fromisoformat(value)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        # Not strftime: it writes the year 1 without zeros, and texts are compared.
+        return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
     try:
         node = filters.parse(text)
         for field in _TIME_FIELDS:
             node = filters.replace_values(node, field, full_time)
-    except ValueError as error:
+    # OverflowError: a time that is none in UTC, before the year 1 or after 9999.
+    except (ValueError, OverflowError) as error:
         raise _violations([("filter", f"Can't be read: {error}.")]) from error
     return node
 
@@ -344,6 +346,10 @@ def _read_token(token: str, text: str) -> int:
 async def _json_body(request: Request) -> Mapping[str, Any]:
     try:
         body = json.loads(await request.body() or b"{}")
+    except RecursionError as error:
+        raise ApiError(
+            400, "INVALID_ARGUMENT", "Invalid JSON payload received. It is nested too deeply."
+        ) from error
     except ValueError as error:
         raise ApiError(
             400, "INVALID_ARGUMENT", f"Invalid JSON payload received. {error}"

@@ -125,15 +125,15 @@ class Query:
         :raises ApiError: 400.
         """
         names = [
-            *body.get("resourceNames", []),
-            *(f"projects/{p}" for p in body.get("projectIds", [])),
+            *_list(body, "resourceNames"),
+            *(f"projects/{p}" for p in _list(body, "projectIds")),
         ]
         if not names:
             raise _invalid("resourceNames is missing: name at least one project, 'projects/…'")
         for name in names:
             if not isinstance(name, str) or not name.startswith("projects/"):
                 raise _invalid(f"resourceNames: {name!r} is not 'projects/…'")
-        order = body.get("orderBy") or "timestamp asc"
+        order = _text(body, "orderBy") or "timestamp asc"
         if order not in {"timestamp", "timestamp asc", "timestamp desc"}:
             raise _invalid(f"orderBy: {order!r} is neither 'timestamp asc' nor 'timestamp desc'")
         size = body.get("pageSize") or DEFAULT_PAGE
@@ -141,7 +141,7 @@ class Query:
             raise _invalid(f"pageSize must be between 1 and {LARGEST_PAGE}, not {size!r}")
         return cls(
             projects=tuple(name.split("/")[1] for name in names),
-            filter=_read_filter(body.get("filter") or ""),
+            filter=_read_filter(_text(body, "filter")),
             newest_first=order.endswith("desc"),
             page_size=size,
             after=_read_token(body["pageToken"]) if body.get("pageToken") else None,
@@ -258,7 +258,8 @@ def _read_filter(text: str) -> filters.Node:
         for name in _TIMES:
             # All of one width: then text order is time order, as in the files.
             node = filters.replace_values(node, name, _full_timestamp)
-    except ValueError as error:
+    # OverflowError: a time that is none in UTC, before the year 1 or after 9999.
+    except (ValueError, OverflowError) as error:
         raise _invalid(f"Unparseable filter: {error}") from error
     return node
 
@@ -274,7 +275,9 @@ def _full_timestamp(text: str) -> str:
     moment = datetime.fromisoformat(head + zone if dot else text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{fraction[:9].ljust(9, '0')}Z"
+    # Not strftime: it writes the year 1 without zeros, and texts are compared.
+    seconds = moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
+    return f"{seconds}.{fraction[:9].ljust(9, '0')}Z"
 
 
 def _token(position: tuple[str, str]) -> str:
@@ -285,18 +288,36 @@ def _read_token(token: Any) -> tuple[str, str]:
     try:
         stamp, insert_id = json.loads(base64.urlsafe_b64decode(token))
         return str(stamp), str(insert_id)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise _invalid("pageToken is not one that this service gave") from error
 
 
 async def _json_body(request: Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.body() or b"{}")
+        # Halves of surrogate pairs can be escaped in JSON, but neither stored nor answered.
+        json.dumps(body, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise _invalid("The request's body is nested too deeply") from error
     except ValueError as error:
         raise _invalid(f"The request's body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise _invalid("The request's body must be a JSON object")
     return body
+
+
+def _list(body: dict[str, Any], name: str) -> list[Any]:
+    value = body.get(name) or []
+    if not isinstance(value, list):
+        raise _invalid(f"{name} must be a list, not {value!r}")
+    return value
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    value = body.get(name) or ""
+    if not isinstance(value, str):
+        raise _invalid(f"{name} must be a text, not {value!r}")
+    return value
 
 
 def _invalid(message: str) -> ApiError:

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 MARKER = "AIPTRAINING_REPLICA"
 """Variable by which processes of a replica are found again, wherever they went."""
 
-# Where this machine keeps its roots of trust, its accelerators' libraries and its way out.
-_PASSED_ON = (
+PASSED_ON = (
     "CURL_CA_BUNDLE",
     "REQUESTS_CA_BUNDLE",
     "SSL_CERT_DIR",
@@ -31,6 +30,8 @@ _PASSED_ON = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES",
 )
+"""Variables that name this machine's roots of trust and its accelerators' libraries."""
+
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _CHIEF_SINCE = (2, 1)
 
@@ -117,7 +118,7 @@ def environment(
     :param service_url: where this service is reached, without a slash at the end.
     :param base: what the few variables that pass are taken from.
     """
-    env = {name: base[name] for name in _PASSED_ON if base.get(name)}
+    env = {name: base[name] for name in PASSED_ON if base.get(name)}
     for name in _PROXIES:
         # A proxy with a password in its address is a credential.
         if base.get(name) and not urlsplit(base[name]).password:

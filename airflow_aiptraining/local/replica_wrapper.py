@@ -225,7 +225,8 @@ def run(folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-    except OSError as error:
+    # ValueError: an argument or a variable holds a NUL, or half of a surrogate pair.
+    except (OSError, ValueError) as error:
         output.close()
         return {
             "returncode": None,

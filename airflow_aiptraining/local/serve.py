@@ -19,6 +19,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -61,8 +62,8 @@ def serve(
     :param capacity: jobs that run at once; None: as many as there are processors, two at least.
     :param stop_jobs: at the end cancel all jobs and wait; else replicas go on, and the next service
         on the same folder takes them up.
-    :raises ServiceNotStartedError: the folder has a service already, the port is taken, the host
-        isn't loopback and there is no token.
+    :raises ServiceNotStartedError: the folder has a service already or a database that can't be
+        used, the port is taken, the host isn't loopback and there is no token.
     """
     token = _read_token(token_file) if token_file else None
     if token is None and not _is_loopback(host):
@@ -80,15 +81,18 @@ def serve(
             inner = stack.enter_context(_listen("127.0.0.1", 0, data / "replica_port"))
             listeners.append(inner)
         url = _url(listener)
-        app = create_app(
-            data,
-            allowed_hosts=allowed_hosts,
-            token=token,
-            token_free_port=_port(listeners[-1]) if token is not None else None,
-            training=TrainingSettings(
-                service_url=_url(listeners[-1]), capacity=capacity, stop_jobs=stop_jobs
-            ),
-        )
+        try:
+            app = create_app(
+                data,
+                allowed_hosts=allowed_hosts,
+                token=token,
+                token_free_port=_port(listeners[-1]) if token is not None else None,
+                training=TrainingSettings(
+                    service_url=_url(listeners[-1]), capacity=capacity, stop_jobs=stop_jobs
+                ),
+            )
+        except sqlite3.DatabaseError as error:
+            raise _unusable_database(data, error) from error
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -166,6 +170,33 @@ def _only_one(data: Path) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _unusable_database(data: Path, error: sqlite3.DatabaseError) -> ServiceNotStartedError:
+    """Return what to tell about a database that can't be opened: which one, and the cure."""
+    databases = {data / "jobs.sqlite": "jobs", data / "storage" / "objects.db": "objects"}
+    # sqlite doesn't say which.
+    bad = next((path for path in databases if not _is_usable(path)), None)
+    if bad is None or isinstance(error, sqlite3.OperationalError):
+        return ServiceNotStartedError(
+            f"{bad or data}: the service's database can't be opened: {error}. See that the folder "
+            "and its files can be written and that the disk has room, or choose another folder "
+            "with --data."
+        )
+    return ServiceNotStartedError(
+        f"{bad} is damaged, or no database of the service: {error}. Put a copy of it back; or move "
+        f"it away, with {bad.name}-wal and {bad.name}-shm if they are there, and the service "
+        f"starts without the {databases[bad]} it held; or choose another folder with --data."
+    )
+
+
+def _is_usable(path: Path) -> bool:
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+    except sqlite3.DatabaseError:
+        return False
+    return True
 
 
 def _listen(host: str, port: int, remembered: Path) -> socket.socket:

@@ -65,9 +65,11 @@ def translate(error: Exception, doing: str) -> ServiceError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return ServiceError(f"{doing}: the endpoint's certificate isn't trusted: {error}")
     if isinstance(error, (OSError, HTTPException, httplib2.HttpLib2Error)):
-        return TransientServiceError(f"{doing}: no answer: {type(error).__name__}: {error}")
+        reason = f"no answer: {type(error).__name__}: {error}"
+        return TransientServiceError(f"{doing}: {reason}", reason=reason)
     if isinstance(error, (ValueError, GoogleClientError)):
-        return TransientServiceError(f"{doing}: the answer can't be read: {_short(str(error))}")
+        reason = f"the answer can't be read: {_short(str(error))}"
+        return TransientServiceError(f"{doing}: {reason}", reason=reason)
     raise error
 
 

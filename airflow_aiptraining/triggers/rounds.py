@@ -21,6 +21,7 @@ from airflow_aiptraining.exceptions import (
     AIPTrainingError,
     JobNotFoundError,
     ServiceClosedError,
+    ServiceError,
     TransientServiceError,
 )
 from airflow_aiptraining.triggers import budget
@@ -70,7 +71,7 @@ class Rounds:
             self._failures += 1
             self.asks_again_at = time.monotonic() + backoff(error, self._failures)
             since = self._trouble.since if self._trouble else time.time()
-            self._trouble = Trouble(since, str(error), is_away=True)
+            self._trouble = Trouble(since, _without_job(error), is_away=True)
             for waiter in _all(unread):
                 now, wall = time.monotonic(), time.time()
                 woken = waiter.missed(self._trouble, self.asks_again_at, now, wall)
@@ -225,3 +226,10 @@ class Rounds:
 
 def _all(waiting: Waiting) -> list[Waiter]:
     return [waiter for waiters in waiting.values() for waiter in waiters]
+
+
+def _without_job(error: Exception) -> str:
+    """Return what the service said, without the one job of many that it was asked about."""
+    if not isinstance(error, ServiceError) or not error.reason:
+        return str(error)
+    return f"HTTP {error.status}: {error.reason}" if error.status else error.reason

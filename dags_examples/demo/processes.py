@@ -117,7 +117,11 @@ def stop(components: Sequence[Component], *, grace: float = 5.0) -> None:
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Return the running processes whose environment names ``directory``, ourselves left out."""
+    """Return the running processes that were started for ``directory``, ourselves left out.
+
+    Their environment names it.  Airflow's processes write their title over their environment, but
+    they work in that directory; a person's shell in it isn't ours.
+    """
     found = []
     for process in psutil.process_iter():
         if process.pid == os.getpid():
@@ -126,13 +130,19 @@ def processes_of(directory: Path) -> list[psutil.Process]:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
             environ = process.environ()
+            title = " ".join(process.cmdline())
+            works_there = title.startswith("airflow ") and _is_within(process.cwd(), directory)
         except (psutil.Error, OSError):
             continue  # ended, or another user's
-        if any(
+        if works_there or any(
             str(directory) in value for name, value in environ.items() if name not in _SHELL_NAMES
         ):
             found.append(process)
     return found
+
+
+def _is_within(path: str, directory: Path) -> bool:
+    return Path(path.removesuffix(" (deleted)")).is_relative_to(directory.resolve())
 
 
 def end_processes_of(directory: Path, *, grace: float = 3.0) -> list[str]:

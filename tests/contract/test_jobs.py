@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -141,6 +142,23 @@ def test_job_may_leave_the_runtime_to_the_service(client: TrainingClient) -> Non
     job_id = client.submit("", runtimeVersion=None, pythonVersion=None)
 
     assert client.wait(job_id)["state"] == "SUCCEEDED"
+
+
+def test_job_that_no_process_can_be_given_fails_and_says_so(
+    client: TrainingClient, quick: str
+) -> None:
+    # The project becomes a variable of the trainer's environment.
+    parent = "projects/a\0b"
+    body = client.body(quick)
+    client.jobs.create(parent=parent, body=body).execute()
+
+    def ended() -> dict[str, Any] | None:
+        job: dict[str, Any] = client.jobs.get(name=f"{parent}/jobs/{body['jobId']}").execute()
+        return job if "endTime" in job else None
+
+    job = eventually(ended)
+    assert job["state"] == "FAILED"
+    assert "could not be started: embedded null byte" in job["errorMessage"]
 
 
 def test_failed_trainers_traceback_is_in_the_error_message(client: TrainingClient) -> None:
@@ -368,6 +386,21 @@ def test_what_would_not_run_as_meant_is_unimplemented(
     error = create_error(client, client.body(quick, **change))
 
     assert (error["code"], error["status"]) == (501, "UNIMPLEMENTED")
+    assert re.search(r"; it does not support [a-zA-Z_1 ]+ yet\.$", error["message"])
+
+
+def test_body_that_nests_too_deep_is_told(client: TrainingClient) -> None:
+    request = urllib.request.Request(
+        f"{client.service.ml}/v1/projects/{PROJECT}/jobs",
+        b"[" * 200_000,
+        {"Content-Type": "application/json"},
+    )
+
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+
+    error = json.load(caught.value)["error"]
+    assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT")
 
 
 # --- get, list, patch, cancel --------------------------------------------------------------------
@@ -448,6 +481,10 @@ def test_list_filters_as_documented(client: TrainingClient, quick: str) -> None:
     assert ids("trainingInput.pythonModule=trainer.task") == ["cnn_1", "rnn_2", "rnn_1"]
     error = error_of(client.jobs.list(parent=project, filter="state=("))
     assert error["message"].startswith("Field: filter Error: ")
+    assert ids("createTime>0001-01-02T00:00:00Z") == ["cnn_1", "rnn_2", "rnn_1"]
+    no_time = 'createTime>"0001-01-01T00:00:00+14:00"'
+    error = error_of(client.jobs.list(parent=project, filter=no_time))
+    assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT")
 
 
 def test_patch_replaces_all_labels(client: TrainingClient, quick: str) -> None:
@@ -517,6 +554,46 @@ def test_package_that_cannot_be_built_fails_the_job_with_the_reason(
     assert "The replica master 0 could not install its packages." in job["errorMessage"]
     assert "this backend gives up" in job["errorMessage"]
     assert any("this backend gives up" in line for line in client.lines(job_id))
+
+
+def test_package_that_is_built_sees_nobodys_credentials_and_no_home(
+    start_with: Callable[..., Service], tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen.json"
+    backend = f"""
+        import json, os, pathlib
+        found = {{"env": dict(os.environ), "home": os.listdir(pathlib.Path.home())}}
+        pathlib.Path({str(seen)!r}).write_text(json.dumps(found))
+        raise SystemExit("seen")
+    """
+    names = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "GITHUB_TOKEN", "DATABASE_URL")
+    client = TrainingClient(start_with(env=dict.fromkeys(names, "a-secret")))
+    job_id = client.create(
+        client.body(client.upload(sdist(BACKEND | {"backend.py": backend}), SDIST))
+    )
+    client.wait(job_id)
+
+    found = json.loads(seen.read_text())
+    assert "a-secret" not in found["env"].values()
+    assert found["home"] == []
+    assert found["env"]["HOME"].startswith(str(tmp_path / "data"))
+
+
+def test_users_settings_of_uv_hold_for_installs(
+    start_with: Callable[..., Service], tmp_path: Path
+) -> None:
+    wheels, settings = tmp_path / "wheels", tmp_path / "home/.config/uv/uv.toml"
+    wheels.mkdir()
+    (wheels / "only_here-0.1-py3-none-any.whl").write_bytes(wheel("", "only_here"))
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"no-index = true\nfind-links = [{json.dumps(str(wheels))}]\n")
+    env = {"HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": "", "PIP_FIND_LINKS": ""}
+    client = TrainingClient(start_with(env=env))
+
+    archive = wheel("import only_here.task", requires="only_here")
+    job_id = client.create(client.body(client.upload(archive)))
+
+    assert client.wait(job_id)["state"] == "SUCCEEDED", client.lines(job_id)
 
 
 def test_cancel_ends_an_install_that_hangs(client: TrainingClient, service: Service) -> None:
@@ -744,6 +821,21 @@ def test_second_service_on_a_data_folder_names_the_first(
 
     assert second.returncode == 1
     assert f"running already, as process {service.process.pid}" in second.stderr
+
+
+@pytest.mark.parametrize("name", ["jobs.sqlite", "storage/objects.db"])
+def test_damaged_database_is_named_with_the_cure(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"garbage " * 1000)
+    command = [sys.executable, "-m", "airflow_aiptraining.cli", "serve", "--data", str(tmp_path)]
+
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+    assert refused.returncode == 1
+    assert f"{path} is damaged" in refused.stderr
+    assert "move it away" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_other_hosts_need_a_token(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
 import time
+import urllib.error
+import urllib.request
 from typing import Any
 
 import pytest
@@ -210,13 +213,20 @@ def test_no_entries_is_an_empty_object(client: TrainingClient) -> None:
     "change",
     [
         {"resourceNames": []},
+        {"resourceNames": 5},
+        {"resourceNames": ["projects/\ud800"]},
+        {"projectIds": {"local": 1}},
+        {"filter": 7},
+        {"filter": 'timestamp>"0001-01-01T00:00:00+14:00"'},
+        {"orderBy": ["timestamp"]},
         {"filter": "severity="},
         {"filter": 'timestamp>"yesterday"'},
         {"orderBy": "severity"},
         {"pageSize": 1001},
         {"pageToken": "x"},
+        {"pageToken": base64.b64encode(b"[" * 50_000).decode()},
     ],
-    ids=str,
+    ids=lambda change: ascii(change)[:60],
 )
 def test_bad_question_is_told(client: TrainingClient, change: dict[str, Any]) -> None:
     body = {"resourceNames": ["projects/local"]} | change
@@ -226,6 +236,25 @@ def test_bad_question_is_told(client: TrainingClient, change: dict[str, Any]) ->
 
     error = json.loads(caught.value.content)["error"]
     assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT")
+
+
+def test_body_that_nests_too_deep_is_told(client: TrainingClient) -> None:
+    request = urllib.request.Request(
+        f"{client.service.logging}/v2/entries:list",
+        b"[" * 200_000,
+        {"Content-Type": "application/json"},
+    )
+
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+
+    error = json.load(caught.value)["error"]
+    assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT")
+
+
+def test_time_long_ago_is_before_everything(client: TrainingClient, chatty: str) -> None:
+    assert client.entries(chatty, 'timestamp<"0001-01-02T00:00:00Z"') == []
+    assert client.entries(chatty, 'timestamp>"0001-01-02T00:00:00Z"') == client.entries(chatty)
 
 
 def test_logs_of_many_readers_at_once_are_the_same(client: TrainingClient, chatty: str) -> None:

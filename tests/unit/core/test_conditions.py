@@ -73,6 +73,30 @@ def test_a_missing_metric_says_what_there_is() -> None:
     assert "has no 'acuracy' (it has: accuracy, loss, eval.auc," in judgement.reason
 
 
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_an_integer_that_no_float_can_hold_is_not_finite(digits: int, sign: str) -> None:
+    text = f'{{"accuracy": 0.93, "rows": {sign}1{"0" * digits}}}'
+    given = {"accuracy": 0.93, "rows": int(f"{sign}1") * 10**digits}
+
+    for metrics in (given, parse_metrics(text.encode())):
+        holds = Condition.parse("accuracy >= 0.9").judge(metrics, "metrics.json")
+        assert holds.outcome is Outcome.HOLDS
+        typo = Condition.parse("acuracy >= 0.9").judge(metrics, "metrics.json")
+        assert typo.outcome is Outcome.UNKNOWN
+        assert "has no 'acuracy' (it has: accuracy)" in typo.reason
+        named = Condition.parse("rows != 0").judge(metrics, "metrics.json")
+        assert named.outcome is Outcome.FAILS
+        assert named.reason.startswith(f"rows is {sign}inf in metrics.json; ")
+        assert figures(metrics) == [("accuracy", 0.93)]
+
+
+def test_an_integer_is_read_and_judged_as_exactly_as_it_is_written() -> None:
+    metrics = parse_metrics(b'{"rows": 9007199254740993}')
+    assert metrics == {"rows": 9007199254740993}
+    assert Condition.parse("rows > 9007199254740992").judge(metrics, "").outcome is Outcome.HOLDS
+
+
 @pytest.mark.parametrize(
     "sentence",
     ["accuracy", "accuracy => 0.9", "accuracy >= high", ">= 1", "0.9", "", "a >= 1 >= 2"],

@@ -569,6 +569,17 @@ class TestTheWholeJob:
             "config.yaml:4: trainingInput.labels: unknown field here; it belongs in labels",
         ]
 
+    def test_an_unknown_section_at_the_top_is_told_with_its_line(self) -> None:
+        file = parsed("trainingInput:\n  region: us-central1\nlabells:\n  team: a\n")
+        assert [str(v) for v in check(merge([file]), complete=False)] == [
+            "config.yaml:3: labells: unknown field; did you mean 'labels'?"
+        ]
+
+    def test_a_missing_field_is_written_in_no_line_of_its_section(self) -> None:
+        merged = merge([parsed("labels:\n  team: a\ntrainingInput:\n  scaleTier: BASIC\n")])
+        assert {"labels", "trainingInput"}.isdisjoint(merged.origins)
+        assert ("trainingInput.region", "") in {(v.path, v.source) for v in check(merged)}
+
     def test_a_part_of_a_job_is_no_violation(self) -> None:
         merged = merge([parsed("trainingInput:\n  region: us-central1\n")])
         assert check(merged, complete=False) == []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -281,6 +281,102 @@ def test_a_value_of_the_wrong_type_is_told_with_the_cure(
 
     assert violation.path.startswith(f"trainingInput.{field}")
     assert advice in violation.message
+
+
+@pytest.mark.parametrize(
+    ("path", "job"),
+    [
+        ("jobId", lambda text: GOOD | {"jobId": text}),
+        ("labels.team", lambda text: GOOD | {"labels": {"team": text}}),
+        ("trainingInput.args[1]", lambda text: with_input(args=["--name", text])),
+        ("trainingInput.region", lambda text: with_input(region=text)),
+        ("trainingInput.pythonModule", lambda text: with_input(pythonModule=text)),
+        ("trainingInput.scaleTier", lambda text: with_input(scaleTier=text)),
+        ("trainingInput.serviceAccount", lambda text: with_input(serviceAccount=text)),
+        (
+            "trainingInput.masterConfig.containerArgs[0]",
+            lambda text: with_input(
+                CONTAINER, masterConfig={"imageUri": "gcr.io/p/i", "containerArgs": [text]}
+            ),
+        ),
+        (
+            "trainingInput.hyperparameters.params[0].categoricalValues[0]",
+            lambda text: tuning(
+                {"parameterName": "a", "type": "CATEGORICAL", "categoricalValues": [text]}
+            ),
+        ),
+    ],
+)
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("caf\udce9", "U+DCE9 (half of a surrogate pair) as character 4"),
+        ("\ud83d", "U+D83D (half of a surrogate pair) as character 1"),
+        ("a\0b", "U+0000 (NUL) as character 2"),
+        ("{{ ds }}\0", "U+0000 (NUL) as character 9"),
+    ],
+    ids=ascii,
+)
+def test_a_text_that_cannot_be_sent_is_refused_wherever_it_stands(
+    path: str, job: Callable[[str], dict[str, Any]], complete: bool, text: str, named: str
+) -> None:
+    message = f"{path}: holds a character that can't be sent: {named}; remove it"
+
+    assert only(job(text), complete=complete) == message
+    with pytest.raises(InvalidJobError):
+        wire_job(job(text), complete=complete)
+
+
+def test_a_key_that_cannot_be_sent_is_told_in_text_that_can() -> None:
+    job = GOOD | {"labels": {"a\ud800": "x"}, "b\0": "x"}
+
+    label, field = check_job(job, origins={"labels.a\ud800": "c.yaml:2"})
+
+    assert str(label).startswith("c.yaml:2: labels.a\\ud800: the key holds a character that can't")
+    assert str(field) == "b\\u0000: unknown field; the API has no such field"
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "é", "\x1b[0m", "\uffff", "a\nb", ""], ids=ascii)
+def test_any_other_text_is_an_argument(text: str) -> None:
+    assert wire_job(with_input(args=[text]))["trainingInput"]["args"] == [text]
+
+
+@pytest.mark.parametrize("args", ["{{ x }}", "--day {{ ds }}", "{% if a %}b{% endif %}"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_template_in_the_place_of_a_list_is_not_split(args: str, complete: bool) -> None:
+    assert only(with_input(args=args), complete=complete) == (
+        f"trainingInput.args: a list is expected, not {args!r}; a template gives one text: write "
+        "a list, with templates in its items"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"workerCount": "9" * 5000}, "a number of 5000 digits is out of range: -9223372036854"),
+        ({"workerCount": 10**5000}, "a number of about 5001 digits is out of range: -92233720"),
+        ({"scheduling": {"priority": "-" + "9" * 5000}}, "a number of 5000 digits is out of range"),
+        ({"scheduling": {"maxWaitTime": "9" * 5000}}, "a duration is seconds with the suffix 's'"),
+        ({"scheduling": {"maxWaitTime": 10**5000}}, "not a number of about 5001 digits; write"),
+        ({"region": 10**5000}, "text is expected, not a number of about 5001 digits; write it in"),
+        ({"enableWebAccess": 10**5000}, "true or false is expected, not a number of about 5001"),
+        ({"scaleTier": 10**5000}, "one of BASIC, "),
+        ({"args": 10**5000}, "a list is expected, not a number of about 5001 digits"),
+        ({"masterConfig": 10**5000}, "a mapping of fields is expected, not a number of about"),
+        ({"hyperparameters": {"params": [{"minValue": 10**5000}]}}, "a number is expected, not a"),
+        ({10**5000: "x"}, "unknown field"),
+        ({"runtimeVersion": "9" * 5000 + ".1"}, "is not a version"),
+    ],
+    ids=lambda value: ascii(value)[:40] if isinstance(value, str) else "",
+)
+def test_a_number_of_any_length_is_told_in_our_own_words(
+    fields: dict[str, Any], expected: str
+) -> None:
+    message = only({"trainingInput": fields}, complete=False)
+
+    assert expected in message
+    assert "set_int_max_str_digits" not in message
 
 
 @pytest.mark.parametrize("value", ["NaN", "inf", "-Infinity", float("nan"), float("inf"), "1e999"])
@@ -803,6 +899,69 @@ def test_a_broken_value_does_not_hide_other_violations_nor_make_new_ones() -> No
         "trainingInput.scheduling.priority",
         "trainingInput.workerCount",
     ]
+
+
+TPU_WORKER = CUSTOM | {"workerType": "cloud_tpu", "workerCount": 1}
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize(
+    ("path", "job"),
+    [
+        ("masterConfig", with_input(masterConfig=[], args=["a"])),
+        ("masterConfig", with_input(masterConfig="gcr.io/p/i", runtimeVersion=None)),
+        ("masterConfig", with_input(masterConfig=[], packageUris=None)),
+        ("masterConfig", with_input(masterConfig=[], packageUris=None, pythonModule=None)),
+        ("masterConfig", with_input(masterConfig=[], **TPU_WORKER)),
+        (
+            "masterConfig",
+            with_input(masterConfig=[], args=None, workerConfig={"containerArgs": ["x"]}),
+        ),
+        ("masterConfg", with_input(masterConfg={"imageUri": "gcr.io/p/i"})),
+        ("workerConfig", with_input(workerConfig=[])),
+        (
+            "masterConfig.acceleratorConfig",
+            with_input(
+                CONTAINER,
+                **CUSTOM,
+                masterConfig={
+                    "imageUri": "gcr.io/p/i",
+                    "tpuTfVersion": "2.11",
+                    "acceleratorConfig": [],
+                },
+            ),
+        ),
+        ("", GOOD | {"trainingInput": []}),
+        ("", GOOD | {"trainingInput": "gs://b/config.yaml"}),
+        ("scheduling", with_input(scheduling=[])),
+        ("hyperparameters", with_input(hyperparameters=[])),
+    ],
+)
+def test_what_is_no_mapping_or_misspelt_breaks_no_other_rule(
+    path: str, job: dict[str, Any], complete: bool
+) -> None:
+    (violation,) = check_job(job, complete=complete)
+
+    assert violation.path == f"trainingInput.{path}".removesuffix(".")
+    assert "a mapping of fields is expected" in violation.message or "did you" in violation.message
+
+
+def test_what_is_known_beside_a_container_of_the_wrong_kind_is_judged() -> None:
+    job = with_input(
+        masterConfig=[],
+        args=["a"],
+        scaleTier="CUSTOM",
+        workerConfig={"containerArgs": ["x"], "acceleratorConfig": {"count": 0}},
+    )
+
+    assert {violation.path for violation in check_job(job)} == {
+        "trainingInput.masterConfig",
+        "trainingInput.masterType",
+        "trainingInput.workerConfig.acceleratorConfig",
+        "trainingInput.workerConfig.acceleratorConfig.count",
+        "trainingInput.workerConfig.acceleratorConfig.type",
+        "trainingInput.workerConfig.containerArgs",
+    }
 
 
 @pytest.mark.parametrize("job", [None, [], "job", 3], ids=str)

@@ -70,6 +70,17 @@ def test_missing_program_is_told(tmp_path: Path) -> None:
     assert "/no/such/program could not be started" in exit_of(tmp_path)["error"]
 
 
+@pytest.mark.parametrize(
+    "change", [{"argv": [sys.executable, "a\0b"]}, {"env": {"A": "a\0b"}}], ids=["argv", "env"]
+)
+def test_what_no_process_can_be_given_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
+    assert run(spec(tmp_path, "", **change)) == 0
+
+    result = exit_of(tmp_path)
+    assert result["returncode"] is None
+    assert result["error"] == f"{sys.executable} could not be started: embedded null byte"
+
+
 def test_output_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
     code = "for n in range(5000): print('line', n, 'x' * 50)\nraise ValueError('the end')"
     run(spec(tmp_path, code, output_limit=20_000))
