@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.configuration import conf
 
 from airflow_aiptraining.core.reaping import GRACE
+from airflow_aiptraining.triggers.deferral import is_deferrable
 from airflow_aiptraining.triggers.given_up import task_state
 
 if TYPE_CHECKING:
@@ -62,11 +62,7 @@ class AIPReapTrainingJobsOperator(BaseOperator):
         self.grace = float(grace)
         # BaseOperator has a method of the name dry_run.
         self.is_dry_run = dry_run
-        self.deferrable = (
-            conf.getboolean("operators", "default_deferrable", fallback=False)
-            if deferrable is None
-            else deferrable
-        )
+        self.deferrable = is_deferrable(deferrable)
         self.project_id = project_id
         self.gcp_conn_id = gcp_conn_id
         self.impersonation_chain = impersonation_chain

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_aiptraining.core.attempts import Stamp
 from airflow_aiptraining.core.job_ids import WorkId, default_base, work_id
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+
+def map_index_of(ti: Any) -> int:
+    """Return a task instance's map index; -1 where the task isn't mapped."""
+    return -1 if ti.map_index is None else int(ti.map_index)
 
 
 def work_of(context: Context, base: str | None, *, map_index: int | None = None) -> WorkId:
@@ -20,7 +25,7 @@ def work_of(context: Context, base: str | None, *, map_index: int | None = None)
     """
     ti, run = context["ti"], context["dag_run"]
     if map_index is None:
-        map_index = -1 if ti.map_index is None else int(ti.map_index)
+        map_index = map_index_of(ti)
     return work_id(
         base if base is not None else default_base(ti.dag_id, ti.task_id),
         run_id=ti.run_id,

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferralTimeout
 
 from airflow_aiptraining.core.overridable import DEFAULT_OVERRIDABLE
 from airflow_aiptraining.links import AIPTrainingJobLink, job_url
 from airflow_aiptraining.operators.job_arguments import FIELD_OF, unread_names
+from airflow_aiptraining.operators.task_identity import map_index_of
+from airflow_aiptraining.triggers.deferral import is_deferrable
 from airflow_aiptraining.triggers.given_up import task_was_given_up
 from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
 
@@ -189,11 +190,7 @@ class AIPTrainingJobOperator(BaseOperator):
         limit = timeout if timeout is not None else self.execution_timeout
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
         self.timeout = None if seconds is None else _positive(seconds, "timeout")
-        self.deferrable = (
-            conf.getboolean("operators", "default_deferrable", fallback=False)
-            if deferrable is None
-            else deferrable
-        )
+        self.deferrable = is_deferrable(deferrable)
         self.wait_for_completion = wait_for_completion
         self.cancel_on_kill = cancel_on_kill
         # BaseOperator has a method of the name dry_run.
@@ -265,7 +262,7 @@ class AIPTrainingJobOperator(BaseOperator):
         stamp = stamp_of(context)
         labels = job_labels(
             deployment=self.hook.deployment,
-            task=TaskKey(ti.dag_id, ti.task_id, ti.run_id, _map_index(ti)),
+            task=TaskKey(ti.dag_id, ti.task_id, ti.run_id, map_index_of(ti)),
             spec=request.spec,
             stamp=stamp,
             keep=not (self.wait_for_completion and self.cancel_on_kill),
@@ -458,7 +455,7 @@ class AIPTrainingJobOperator(BaseOperator):
                 return job
             self._killed = False
             if self.cancel_on_kill and task_was_given_up(
-                ti.dag_id, ti.run_id, ti.task_id, _map_index(ti)
+                ti.dag_id, ti.run_id, ti.task_id, map_index_of(ti)
             ):
                 self._cancel(service, job["jobId"], seconds=0)
                 raise AirflowFailException(
@@ -590,10 +587,6 @@ class _KeptForEver:
         from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
         self._store.set(key, value, retention=NEVER_EXPIRE)
-
-
-def _map_index(ti: Any) -> int:
-    return -1 if ti.map_index is None else int(ti.map_index)
 
 
 def _positive(seconds: float, name: str) -> float:

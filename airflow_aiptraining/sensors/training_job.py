@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
-from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from airflow_aiptraining.triggers.deferral import is_deferrable
 from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
 
 if TYPE_CHECKING:
@@ -75,11 +75,7 @@ class AIPTrainingJobSensor(BaseSensorOperator):
         self.project_id = project_id
         self.gcp_conn_id = gcp_conn_id
         self.impersonation_chain = impersonation_chain
-        self.deferrable = (
-            conf.getboolean("operators", "default_deferrable", fallback=False)
-            if deferrable is None
-            else deferrable
-        )
+        self.deferrable = is_deferrable(deferrable)
 
     @cached_property
     def hook(self) -> AIPTrainingHook:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cluster import AirflowCluster
 from service import EmbeddedService
+from work import Work
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUCKET = "test-bucket"
@@ -45,3 +46,28 @@ def airflow(service: EmbeddedService) -> Iterator[AirflowCluster]:
     finally:
         left = cluster.stop()
     assert left == []
+
+
+@pytest.fixture(scope="session")
+def submit(airflow: AirflowCluster, service: EmbeddedService) -> Iterator[Callable[..., Work]]:
+    """Start a run of a DAG whose task ``train`` waits for its running job.
+
+    The run is failed when all tests have ended, so that its job doesn't run on.
+    """
+    made: list[Work] = []
+
+    def start(dag_id: str, seconds: int = 600, *, is_waiting: bool = True) -> Work:
+        airflow.api.wait_for_dags([dag_id])
+        airflow.api.unpause(dag_id)
+        run_id = f"{dag_id}-{len(made)}"
+        airflow.api.trigger(dag_id, conf={"seconds": seconds}, run_id=run_id)
+        work = Work(airflow, service, dag_id, run_id)
+        made.append(work)
+        if is_waiting:
+            work.wait_for("a waiting task", work.is_waiting)
+        return work
+
+    yield start
+    for work in made:
+        if work.task()["state"] not in ("success", "failed", "skipped"):
+            work.mark_run("failed")
