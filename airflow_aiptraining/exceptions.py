@@ -8,6 +8,7 @@
     ├── InvalidTrainerError        a source tree or archive can't be packaged
     ├── StagingError               a bucket or object that the job needs can't be used
     ├── JobConflictError           the job id belongs to other work
+    ├── StaleTryError              a later try of the same task has taken over
     ├── ServiceError               the training service refused a call (status, reason)
     │   ├── TransientServiceError  429, 5xx, lost connections, broken bodies: ask again
     │   ├── JobNotFoundError       404
@@ -80,6 +81,10 @@ class StagingError(AIPTrainingError):
 
 class JobConflictError(AIPTrainingError):
     """The job id is taken by work that isn't this task's."""
+
+
+class StaleTryError(AIPTrainingError):
+    """A later try of the same task has taken over; this process decides nothing any more."""
 
 
 class ServiceError(AIPTrainingError):

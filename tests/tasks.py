@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ class TaskRun:
     :param params: that the DAG declares.
     :param events: what Airflow hands over in place of a job's own event.
     :param conf: what the run adds to or changes in them.
+    :param process: the operator of the leg that runs.
     """
 
     folder: Path
@@ -34,13 +36,15 @@ class TaskRun:
     run_type: str = "scheduled"
     logical_date: datetime | None = DAY
     map_index: int = -1
+    try_number: int = 0
     max_tries: int = 2
     traceparent: str = "00-first-01"
     params: dict[str, Param] = field(default_factory=dict)
     conf: dict[str, Any] = field(default_factory=dict)
-    store: dict[str, Any] = field(default_factory=dict)
+    store: Any = field(default_factory=dict)
     xcoms: dict[str, Any] = field(default_factory=dict)
     events: dict[str, Any] = field(default_factory=dict)
+    process: Any = None
 
     def clear(self) -> None:
         """Do what a person's clear does to a task instance."""
@@ -54,6 +58,7 @@ class TaskRun:
             task_id=operator.task_id,
             run_id=self.run_id,
             map_index=self.map_index,
+            try_number=self.try_number,
             max_tries=self.max_tries,
             context_carrier={"traceparent": self.traceparent},
             xcom_push=self.xcoms.__setitem__,
@@ -61,7 +66,7 @@ class TaskRun:
         ti.xcom_push = lambda key, value: self.xcoms.__setitem__(key, value)
         store = SimpleNamespace(
             get=self.store.get,
-            set=lambda key, value, retention=None: self.store.__setitem__(key, value),
+            set=lambda key, value, retention=None: self.store.update({key: value}),
         )
         declared = {
             name: param.resolve(suppress_exception=True) for name, param in self.params.items()
@@ -82,10 +87,11 @@ class TaskRun:
 
     def execute(self, kind: type[Any], **arguments: Any) -> Any:
         """Run one try in a fresh operator, deferred legs included, and return its result."""
+        self.try_number += 1
         operator = self.operator(kind, **arguments)
         context = self.context(operator)
         operator.render_template_fields(context)
-        run = lambda: operator.execute(context)  # noqa: E731
+        run = partial(operator.execute, context)
         while True:
             try:
                 return run()
@@ -94,15 +100,17 @@ class TaskRun:
                 # Every leg of a task is a process of its own.
                 operator = self.operator(kind, **arguments)
                 operator.render_template_fields(context)
-                method = getattr(operator, deferred.method_name)
-                own = {**(deferred.kwargs or {}), "event": self.events.get(event["job_id"], event)}
-                run = lambda method=method, own=own: method(context, **own)  # noqa: E731
+                if isinstance(event, dict):
+                    event = self.events.get(event["job_id"], event)
+                own = {**(deferred.kwargs or {}), "event": event}
+                run = partial(operator.resume_execution, deferred.method_name, own, context)
 
     def operator(self, kind: type[Any], **arguments: Any) -> Any:
         """Return an operator in a DAG whose file lies in ``folder``."""
         dag = DAG(self.dag_id, schedule=None, params=self.params)
         dag.fileloc = str(self.folder / "dag.py")
-        return kind(dag=dag, **{"task_id": "train", **arguments})
+        self.process = kind(dag=dag, **{"task_id": "train", **arguments})
+        return self.process
 
 
 async def _first_event(trigger: Any) -> Any:

@@ -124,6 +124,7 @@ class Ledger:
     :param deadline: epoch seconds, from the job's createTime and the task's timeout; ``None`` for
         none, or not known yet.
     :param adopted: ``airflow-try`` of a job that another try submitted and this one waits for.
+    :param try_number: of the try that wrote this; 0 where an earlier version did.
     """
 
     attempt: int
@@ -136,6 +137,7 @@ class Ledger:
     resource_name: str = ""
     deadline: float | None = None
     adopted: str = ""
+    try_number: int = 0
 
     def describes(self, job: Mapping[str, Any]) -> bool:
         """Tell whether ``job`` is the one that was submitted or adopted when this was written.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from airflow_aiptraining.core.attempts import (
@@ -24,8 +25,10 @@ from airflow_aiptraining.exceptions import (
     JobExistsError,
     JobNotFoundError,
     ServiceError,
+    StaleTryError,
     TransientServiceError,
 )
+from airflow_aiptraining.operators.waiting import CANCEL_LIMIT, cancel_and_wait
 from airflow_aiptraining.services.ml_v1 import MLv1Service
 from airflow_aiptraining.services.retries import PATIENCE, patiently, pause_after
 
@@ -74,6 +77,7 @@ class Submission:
     :param spec: value of the label ``airflow-spec``.
     :param body_of: gives the wire body of an attempt, by its id.
     :param stamp: of this try.
+    :param try_number: of this try; Airflow counts them upwards, over retries and clears.
     :param store: keeps the ledger.
     :param timeout: seconds from the job's createTime to its deadline; ``None`` for none.
     :param cancel_on_kill: cancel an attempt whose task somebody cleared.
@@ -88,20 +92,23 @@ class Submission:
     spec: str
     body_of: Callable[[str], dict[str, Any]]
     stamp: Stamp
+    try_number: int
     store: StateStore
     timeout: float | None
     cancel_on_kill: bool
     patience: float = PATIENCE
+    _sent: str = field(default="", init=False)
 
     def obtain(self) -> Submitted:
         """Return the job to wait for, or whose result to take; submit it if there is none.
 
         :raises JobConflictError: the id is another's.
+        :raises StaleTryError: a later try of this task is at work.
         :raises ServiceError: the service refuses the job.
         :raises TransientServiceError: the service hasn't answered for ``patience`` seconds.  The
             next try finds what was made.
         """
-        ledger = Ledger.from_json(self.store.get(LEDGER_KEY))
+        ledger = self._ledger()
         attempt = ledger.attempt if ledger else 1
         service = self.service_at(ledger) if ledger else self.service
         found = self._read_at(service, ledger) if ledger else None
@@ -139,6 +146,14 @@ class Submission:
                     attempt += 1
                     found = None
 
+    def abandon(self) -> None:
+        """Cancel what :meth:`obtain` may have submitted before it was interrupted."""
+        if not self._sent:
+            return
+        log.info("Cancelling job %s, if it was made.", self._sent)
+        with contextlib.suppress(JobNotFoundError):
+            cancel_and_wait(self.service, self._sent, seconds=0, patience=CANCEL_LIMIT)
+
     def _create(self, attempt: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """Submit the attempt; return (the new job, None), or (None, the job that bears its id).
 
@@ -149,6 +164,7 @@ class Submission:
         # Written before the job is made: whoever comes next knows where to look.
         self._write(job_id, self.service, attempt)
         until, failures = time.monotonic() + self.patience, 0
+        self._sent = job_id
         while True:
             try:
                 created = self.service.create_job(body)
@@ -166,6 +182,21 @@ class Submission:
             else:
                 self._write(job_id, self.service, attempt, created=created)
                 return created, None
+
+    def _ledger(self) -> Ledger | None:
+        """Return what is written down.
+
+        Asked before each thing that can't be taken back: a process that Airflow has lost (its
+        supervisor was killed, it was frozen) may come this far while a later try is at work.
+        """
+        ledger = Ledger.from_json(self.store.get(LEDGER_KEY))
+        if ledger is not None and ledger.try_number > self.try_number:
+            raise StaleTryError(
+                f"Try {ledger.try_number} of this task works on job {ledger.job_id!r} (attempt "
+                f"{ledger.attempt}); this process is a leftover of try {self.try_number}. It "
+                "submits and cancels nothing."
+            )
+        return ledger
 
     def _read(self, service: MLv1Service, job_id: str) -> dict[str, Any] | None:
         try:
@@ -191,6 +222,7 @@ class Submission:
 
     def _cancel(self, service: MLv1Service, found: dict[str, Any]) -> dict[str, Any]:
         job_id = found["jobId"]
+        self._ledger()
         try:
             patiently(lambda: service.cancel_job(job_id), patience=self.patience)
         except ServiceError as error:
@@ -218,11 +250,13 @@ class Submission:
             api_endpoint=service.api_endpoint,
             project_id=service.project_id,
             stamp=self.stamp,
+            try_number=self.try_number,
         )
         if created is not None:
             ledger = replace(ledger, deadline=deadline_of(created, self.timeout))
         if created is not None and adopted:
             ledger = replace(ledger, adopted=str(created.get("labels", {}).get(TRY, "")))
+        self._ledger()
         self.store.set(LEDGER_KEY, ledger.to_json())
 
     def _tell(self, action: Action, found: Mapping[str, Any], cleared: bool) -> None:

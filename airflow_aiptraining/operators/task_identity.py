@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_aiptraining.core.attempts import Stamp
 from airflow_aiptraining.core.job_ids import WorkId, default_base, work_id
+from airflow_aiptraining.core.task_keys import TaskKey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 def map_index_of(ti: Any) -> int:
     """Return a task instance's map index; -1 where the task isn't mapped."""
     return -1 if ti.map_index is None else int(ti.map_index)
+
+
+def task_of(context: Context) -> TaskKey:
+    """Return the ids of this task instance."""
+    ti = context["ti"]
+    return TaskKey(ti.dag_id, ti.task_id, ti.run_id, map_index_of(ti))
 
 
 def work_of(context: Context, base: str | None, *, map_index: int | None = None) -> WorkId:

@@ -16,9 +16,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, Tas
 from airflow_aiptraining.core.overridable import DEFAULT_OVERRIDABLE
 from airflow_aiptraining.links import AIPTrainingJobLink, job_url
 from airflow_aiptraining.operators.job_arguments import FIELD_OF, unread_names
-from airflow_aiptraining.operators.task_identity import map_index_of
+from airflow_aiptraining.operators.kill_signal import KillSignal
+from airflow_aiptraining.operators.task_identity import task_of
 from airflow_aiptraining.triggers.deferral import is_deferrable
-from airflow_aiptraining.triggers.given_up import task_was_given_up
 from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
 
 if TYPE_CHECKING:
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
     from airflow_aiptraining.core.attempts import Ledger
     from airflow_aiptraining.hooks.training import AIPTrainingHook
+    from airflow_aiptraining.operators.awaited_job import AwaitedJob
     from airflow_aiptraining.operators.job_request import JobRequest
-    from airflow_aiptraining.operators.submission import Submission, Submitted
+    from airflow_aiptraining.operators.submission import Submission
     from airflow_aiptraining.services.ml_v1 import MLv1Service
 
-#: A cancelled job gets so many seconds to end before the task stops looking.
-CANCEL_LIMIT = 120.0
 #: A cleared task's old attempt gets so many seconds to end before a retry is asked for.
 OLD_ATTEMPT_LIMIT = 1_800.0
 #: Airflow's own trigger timeout orphans jobs, so it comes only so long after the deadline.
@@ -195,7 +194,7 @@ class AIPTrainingJobOperator(BaseOperator):
         self.cancel_on_kill = cancel_on_kill
         # BaseOperator has a method of the name dry_run.
         self.is_dry_run = dry_run
-        self._killed = False
+        self._kill = KillSignal()
 
     @cached_property
     def hook(self) -> AIPTrainingHook:
@@ -214,46 +213,55 @@ class AIPTrainingJobOperator(BaseOperator):
         self, context: Context, event: Mapping[str, Any], job_id: str | None = None
     ) -> Any:
         """Go on when an earlier attempt that was being cancelled has ended."""
-        from airflow_aiptraining.exceptions import JobTimeoutError
-
         if event["event"] == "timeout" and not self._is_strange(event, job_id):
-            raise JobTimeoutError(
-                f"Job {event['job_id']!r} has been CANCELLING for too long; no new attempt is made "
-                "beside it. Look at the service, then retry the task."
-            )
+            raise _cancelling_too_long(event["job_id"])
         return self._obtain_and_wait(context)
 
     def _obtain_and_wait(self, context: Context) -> Any:
         from airflow_aiptraining.exceptions import (
             AIPTrainingError,
             ServiceError,
+            StaleTryError,
             TransientServiceError,
         )
 
+        submission = None
         try:
             submission = self._submission(context)
             if submission is None:
                 return self._dry_result
+            self._check_wanted(context)
             submitted = submission.obtain()
-        except TransientServiceError:
+        except AirflowTaskTimeout:
+            if submission is not None:
+                submission.abandon()
+            raise
+        except (TransientServiceError, StaleTryError):
             raise
         except AIPTrainingError as error:
             if isinstance(error, ServiceError) and error.status in (401, 403, 404, 0):
                 raise  # rights and projects get mended; a retry may find them so
             raise AirflowFailException(str(error)) from error
+        awaited = self._awaited(context, submitted.job, submitted.service)
         if submitted.must_end_first:
-            return self._wait_for_old_attempt(context, submitted)
-        self._tell(context, submitted)
-        return self._wait(context, submitted.job, submitted.service)
+            return self._wait_for_old_attempt(context, awaited)
+        self._tell(context, awaited, submitted.attempt)
+        return self._wait(awaited)
+
+    def _check_wanted(self, context: Context) -> None:
+        """Submit nothing for a task that was given up while its job was prepared."""
+        from airflow_aiptraining.operators.awaited_job import is_given_up
+
+        task = task_of(context)
+        if self._kill.was_received and is_given_up(task):
+            raise AirflowFailException(f"No job was submitted for {task}: it was given up.")
 
     def _submission(self, context: Context) -> Submission | None:
         """Return what is to be submitted, all checked and packaged; ``None`` on a dry run."""
         from airflow_aiptraining.core.attempts import OWNER, job_labels
-        from airflow_aiptraining.core.task_keys import TaskKey
         from airflow_aiptraining.operators.submission import Submission
         from airflow_aiptraining.operators.task_identity import stamp_of, work_of
 
-        ti = context["ti"]
         service = self.hook.get_service(self.project_id)
         work = work_of(context, self.job_id)
         request = self._request(context, work.attempt(1))
@@ -262,7 +270,7 @@ class AIPTrainingJobOperator(BaseOperator):
         stamp = stamp_of(context)
         labels = job_labels(
             deployment=self.hook.deployment,
-            task=TaskKey(ti.dag_id, ti.task_id, ti.run_id, map_index_of(ti)),
+            task=task_of(context),
             spec=request.spec,
             stamp=stamp,
             keep=not (self.wait_for_completion and self.cancel_on_kill),
@@ -276,6 +284,7 @@ class AIPTrainingJobOperator(BaseOperator):
             spec=request.spec,
             body_of=lambda job_id: request.body(job_id, labels),
             stamp=stamp,
+            try_number=int(context["ti"].try_number),
             store=_KeptForEver(context["task_state_store"]),
             timeout=self.timeout,
             cancel_on_kill=self.cancel_on_kill,
@@ -362,12 +371,10 @@ class AIPTrainingJobOperator(BaseOperator):
         self.log.info("The job, and where each value came from:\n%s", told.text)
         context["ti"].xcom_push(key="training_job", value=told.xcom)
 
-    def _tell(self, context: Context, submitted: Submitted) -> None:
-        job_id = submitted.job["jobId"]
-        url = self._url(submitted.service, job_id)
-        context["ti"].xcom_push(key="job_id", value=job_id)
-        context["ti"].xcom_push(key=AIPTrainingJobLink().xcom_key, value=url)
-        self.log.info("Job %s (attempt %d): %s", job_id, submitted.attempt, url)
+    def _tell(self, context: Context, awaited: AwaitedJob, attempt: int) -> None:
+        context["ti"].xcom_push(key="job_id", value=awaited.job_id)
+        context["ti"].xcom_push(key=AIPTrainingJobLink().xcom_key, value=awaited.url)
+        self.log.info("Job %s (attempt %d): %s", awaited.job_id, attempt, awaited.url)
 
     def _url(self, service: MLv1Service, job_id: str) -> str:
         name = self.hook.settings.service
@@ -375,34 +382,47 @@ class AIPTrainingJobOperator(BaseOperator):
 
     # Waiting ----------------------------------------------------------------------------------
 
-    def _wait(self, context: Context, job: dict[str, Any], service: MLv1Service) -> Any:
-        from airflow_aiptraining.core.states import JobState
+    def _awaited(self, context: Context, job: dict[str, Any], service: MLv1Service) -> AwaitedJob:
+        from airflow_aiptraining.operators.awaited_job import AwaitedJob
+
+        return AwaitedJob(
+            job=job,
+            service=service,
+            service_name=self.hook.settings.service,
+            url=self._url(service, job["jobId"]),
+            task=task_of(context),
+            poll_interval=self.poll_interval,
+            timeout=self.timeout,
+            cancel_on_kill=self.cancel_on_kill,
+            kill=self._kill,
+        )
+
+    def _wait(self, awaited: AwaitedJob) -> Any:
         from airflow_aiptraining.operators.job_result import job_result
         from airflow_aiptraining.operators.submission import deadline_of
 
-        if JobState.of(job).is_terminal:
-            return self._finish(job, service)
+        if awaited.has_ended:
+            return awaited.result()
         if not self.wait_for_completion:
-            return job_result(job, service.project_id)
-        deadline = deadline_of(job, self.timeout)
+            return job_result(awaited.job, awaited.service.project_id)
+        deadline = deadline_of(awaited.job, self.timeout)
         if not self.deferrable:
-            return self._wait_here(context, job, service, deadline)
+            return awaited.wait_for_result(deadline)
+        awaited.heed_kill()
         left = None if deadline is None else timedelta(seconds=max(0.0, deadline - time.time()))
         self.defer(
-            trigger=self._trigger(job["jobId"], service, deadline),
+            trigger=self._trigger(awaited, deadline),
             method_name="execute_complete",
-            kwargs={"job_id": job["jobId"]},
+            kwargs={"job_id": awaited.job_id},
             timeout=None if left is None else left + BACKSTOP,
         )
 
-    def _trigger(
-        self, job_id: str, service: MLv1Service, deadline: float | None
-    ) -> AIPTrainingJobTrigger:
+    def _trigger(self, awaited: AwaitedJob, deadline: float | None) -> AIPTrainingJobTrigger:
         return AIPTrainingJobTrigger(
-            job_id=job_id,
-            project_id=service.project_id,
+            job_id=awaited.job_id,
+            project_id=awaited.service.project_id,
             service=self.hook.settings.service,
-            api_endpoint=service.api_endpoint,
+            api_endpoint=awaited.service.api_endpoint,
             gcp_conn_id=self.gcp_conn_id,
             impersonation_chain=self.impersonation_chain,
             poll_interval=self.poll_interval,
@@ -410,58 +430,18 @@ class AIPTrainingJobOperator(BaseOperator):
             cancel_on_kill=self.cancel_on_kill,
         )
 
-    def _wait_for_old_attempt(self, context: Context, submitted: Submitted) -> Any:
+    def _wait_for_old_attempt(self, context: Context, awaited: AwaitedJob) -> Any:
         deadline = time.time() + OLD_ATTEMPT_LIMIT
         if self.deferrable:
             self.defer(
-                trigger=self._trigger(submitted.job["jobId"], submitted.service, deadline),
+                trigger=self._trigger(awaited, deadline),
                 method_name="execute_after_end",
-                kwargs={"job_id": submitted.job["jobId"]},
+                kwargs={"job_id": awaited.job_id},
             )
-        self._wait_in_worker(context, submitted.job, submitted.service, deadline)
+        awaited.wait(deadline)
+        if not awaited.has_ended:
+            raise _cancelling_too_long(awaited.job_id)
         return self._obtain_and_wait(context)
-
-    def _wait_here(
-        self, context: Context, job: dict[str, Any], service: MLv1Service, deadline: float | None
-    ) -> Any:
-        from airflow_aiptraining.core.states import JobState
-
-        try:
-            job = self._wait_in_worker(context, job, service, deadline)
-        except AirflowTaskTimeout:
-            self._cancel(service, job["jobId"], seconds=0, patience=CANCEL_LIMIT)
-            raise
-        if JobState.of(job).is_terminal:
-            return self._finish(job, service)
-        return self._time_out(service, job["jobId"])
-
-    def _wait_in_worker(
-        self, context: Context, job: dict[str, Any], service: MLv1Service, deadline: float | None
-    ) -> dict[str, Any]:
-        """Return the job when it has ended or its deadline has passed."""
-        from airflow_aiptraining.core.states import JobState
-        from airflow_aiptraining.operators.waiting import wait_in_worker
-
-        ti = context["ti"]
-        while True:
-            job = wait_in_worker(
-                service,
-                job,
-                poll_interval=self.poll_interval,
-                deadline=deadline,
-                is_woken=lambda: self._killed,
-            )
-            if not self._killed or JobState.of(job).is_terminal:
-                return job
-            self._killed = False
-            if self.cancel_on_kill and task_was_given_up(
-                ti.dag_id, ti.run_id, ti.task_id, map_index_of(ti)
-            ):
-                self._cancel(service, job["jobId"], seconds=0)
-                raise AirflowFailException(
-                    f"Job {job['jobId']!r} was cancelled: its task was given up."
-                )
-            self.log.info("Job %s goes on: its task was not given up.", job["jobId"])
 
     def on_kill(self) -> None:
         """Wake the waiting loop, which asks Airflow whether the task was given up.
@@ -469,7 +449,7 @@ class AIPTrainingJobOperator(BaseOperator):
         Nothing more is done here: this runs in a signal handler, where a call to Airflow can
         block for ever.
         """
-        self._killed = True
+        self._kill.was_received = True
 
     def resume_execution(
         self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context
@@ -487,7 +467,8 @@ class AIPTrainingJobOperator(BaseOperator):
             ledger = Ledger.from_json(context["task_state_store"].get(LEDGER_KEY))
             if ledger is None:
                 raise
-            return self._time_out(self._service_at(ledger), ledger.job_id)
+            job = {"jobId": ledger.job_id}
+            return self._awaited(context, job, self._service_at(ledger)).time_out()
 
     # Judging ----------------------------------------------------------------------------------
 
@@ -514,7 +495,6 @@ class AIPTrainingJobOperator(BaseOperator):
         :param job_id: of the job that this task deferred for; ``None`` for a task that an earlier
             version deferred.
         """
-        from airflow_aiptraining.core.states import JobState
         from airflow_aiptraining.exceptions import ServiceError
         from airflow_aiptraining.services.retries import patiently
 
@@ -528,50 +508,9 @@ class AIPTrainingJobOperator(BaseOperator):
                 "retry of the task looks for it."
             )
         if event["event"] == "timeout":
-            return self._time_out(service, job_id)
+            return self._awaited(context, {"jobId": job_id}, service).time_out()
         job = patiently(lambda: service.get_job(job_id))
-        if not JobState.of(job).is_terminal:
-            return self._wait(context, job, service)
-        return self._finish(job, service)
-
-    def _finish(self, job: dict[str, Any], service: MLv1Service) -> dict[str, Any]:
-        """Return the result of a job that has ended, or raise its failure."""
-        from airflow_aiptraining.core.states import JobState
-        from airflow_aiptraining.exceptions import JobCancelledError
-        from airflow_aiptraining.operators.job_result import failure, job_result, waited_too_long
-
-        if JobState.of(job).is_successful:
-            result = job_result(job, service.project_id)
-            self.log.info("Job %s SUCCEEDED: %s", job["jobId"], result)
-            return result
-        error = failure(job, service, self.hook.settings.service, self._url(service, job["jobId"]))
-        if isinstance(error, JobCancelledError) and not waited_too_long(job):
-            # Somebody's decision: a retry would overrule it.
-            raise AirflowFailException(str(error)) from error
-        raise error
-
-    def _time_out(self, service: MLv1Service, job_id: str) -> dict[str, Any]:
-        """Cancel a job whose deadline has passed; take its result if it had just succeeded."""
-        from airflow_aiptraining.core.states import JobState
-        from airflow_aiptraining.exceptions import JobTimeoutError
-
-        job = self._cancel(service, job_id, seconds=CANCEL_LIMIT)
-        if JobState.of(job).is_successful:
-            return self._finish(job, service)
-        raise JobTimeoutError(
-            f"Training job {job_id!r} (project {service.project_id!r}) was not done "
-            f"{self.timeout:.0f} s after it was created; it was cancelled and is "
-            f"{job.get('state')}. Raise the operator's timeout if it needs longer."
-        )
-
-    def _cancel(
-        self, service: MLv1Service, job_id: str, *, seconds: float, patience: float = 0.0
-    ) -> dict[str, Any]:
-        from airflow_aiptraining.operators.waiting import CANCEL_PATIENCE, cancel_and_wait
-
-        self.log.info("Cancelling job %s.", job_id)
-        patience = max(patience, CANCEL_PATIENCE)
-        return cancel_and_wait(service, job_id, seconds=seconds, patience=patience)
+        return self._wait(self._awaited(context, job, service))
 
 
 class _KeptForEver:
@@ -587,6 +526,15 @@ class _KeptForEver:
         from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
         self._store.set(key, value, retention=NEVER_EXPIRE)
+
+
+def _cancelling_too_long(job_id: str) -> Exception:
+    from airflow_aiptraining.exceptions import JobTimeoutError
+
+    return JobTimeoutError(
+        f"Job {job_id!r} has been CANCELLING for over {OLD_ATTEMPT_LIMIT / 60:.0f} minutes; no new "
+        "attempt is made beside it. Look at the service, then retry the task."
+    )
 
 
 def _positive(seconds: float, name: str) -> float:

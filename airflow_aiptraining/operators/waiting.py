@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 #: A cancel whose answer is lost is sent again for so many seconds at least: a worker that is being
 #: killed has five.
 CANCEL_PATIENCE = 3.0
+#: A cancelled job gets so many seconds to end before the task stops looking.
+CANCEL_LIMIT = 120.0
 
 
 def wait_in_worker(

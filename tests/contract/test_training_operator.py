@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import os
 import threading
 import time
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,17 +17,25 @@ from typing import Any
 import pytest
 from airflow.sdk import Param
 from airflow.sdk.bases.operator import TriggerFailureReason
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferralError
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferralError
 from embedded import Service
 from google.cloud.storage import Bucket
+from processes import wait_for
 from tasks import TaskRun
 from trainer_trees import make_tree
 
 from airflow_aiptraining.core.attempts import OWNER
-from airflow_aiptraining.exceptions import JobFailedError, JobTimeoutError
+from airflow_aiptraining.exceptions import (
+    JobFailedError,
+    JobTimeoutError,
+    StaleTryError,
+    TransientServiceError,
+)
 from airflow_aiptraining.hooks.training import AIPTrainingHook
+from airflow_aiptraining.operators import awaited_job, training_job
 from airflow_aiptraining.operators.cancel import AIPCancelTrainingJobOperator
 from airflow_aiptraining.operators.package import AIPPackageTrainerOperator
+from airflow_aiptraining.operators.trainer import Trainer
 from airflow_aiptraining.operators.training_job import AIPTrainingJobOperator
 from airflow_aiptraining.services.ml_v1 import MLv1Service
 from airflow_aiptraining.triggers.given_up import task_was_given_up
@@ -86,19 +97,23 @@ def run(dag_folder: Path) -> TaskRun:
 @pytest.fixture
 def train(run: TaskRun, bucket: Bucket, hook: AIPTrainingHook) -> Callable[..., Any]:
     def execute(*args: str, **arguments: Any) -> Any:
-        given = {
-            "package_path": "trainer",
-            "module_name": "trainer.task",
-            "job_dir": f"gs://{bucket.name}/jobs/{{job_id}}",
-            "args": list(args),
-            "gcp_conn_id": CONN,
-            "poll_interval": 0.2,
-            "deferrable": True,
-            **arguments,
-        }
-        return run.execute(AIPTrainingJobOperator, **given)
+        return run.execute(AIPTrainingJobOperator, **arguments_for(bucket, *args, **arguments))
 
     return execute
+
+
+def arguments_for(bucket: Bucket, *args: str, **more: Any) -> dict[str, Any]:
+    """Return the operator's arguments for a trainer with these ``args``."""
+    return {
+        "package_path": "trainer",
+        "module_name": "trainer.task",
+        "job_dir": f"gs://{bucket.name}/jobs/{{job_id}}",
+        "args": list(args),
+        "gcp_conn_id": CONN,
+        "poll_interval": 0.2,
+        "deferrable": True,
+        **more,
+    }
 
 
 def jobs_of(ml: MLv1Service, run: TaskRun) -> list[tuple[str, str]]:
@@ -106,6 +121,15 @@ def jobs_of(ml: MLv1Service, run: TaskRun) -> list[tuple[str, str]]:
     prefix = run.dag_id.replace("-", "_").replace(".", "_")
     jobs = sorted(ml.list_jobs(f"jobId:{prefix}*"), key=lambda job: str(job["jobId"]))
     return [(job["jobId"].split("_", 5)[-1], job["state"]) for job in jobs]
+
+
+def wait_for_states(ml: MLv1Service, run: TaskRun, *states: str) -> None:
+    """Wait until the DAG's jobs are in these states: a cancel takes its time."""
+    wait_for(
+        lambda: [state for _, state in jobs_of(ml, run)] == list(states),
+        timeout=60,
+        what=lambda: f"jobs in the states {states}: {jobs_of(ml, run)}",
+    )
 
 
 def test_job_is_packaged_submitted_awaited_and_told(
@@ -550,3 +574,145 @@ def no_job_is_left(ml: MLv1Service) -> Iterator[None]:
     for job in ml.list_jobs():
         if job["state"] in ("QUEUED", "PREPARING", "RUNNING"):
             ml.cancel_job(job["jobId"])
+
+
+# Processes that Airflow has lost or given up --------------------------------------------------
+
+
+class ReadBefore(UserDict[str, Any]):
+    """A store as a process sees it that read nothing there, was frozen, and then goes on."""
+
+    def __init__(self, store: dict[str, Any]) -> None:
+        self.data = store
+        self.was_read = False
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if self.was_read:
+            return self.data.get(key, default)
+        self.was_read = True
+        return default
+
+
+def test_leftover_of_an_earlier_try_touches_nothing(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service, bucket: Bucket
+) -> None:
+    """Its supervisor was killed, or it was frozen; meanwhile somebody cleared the task."""
+    leftover = dataclasses.replace(run, store=ReadBefore(run.store))
+    run.try_number = 1
+    run.clear()
+    job_id = train("--do", "hang", wait_for_completion=False)["job_id"]
+
+    with pytest.raises(StaleTryError, match=f"Try 2 of this task works on job '{job_id}'"):
+        leftover.execute(AIPTrainingJobOperator, **arguments_for(bucket, "--do", "hang"))
+
+    [(_, state)] = jobs_of(ml, run)
+    assert state in ("QUEUED", "PREPARING", "RUNNING")
+    ml.cancel_job(job_id)
+
+
+def test_task_given_up_while_its_job_is_prepared_submits_nothing(
+    train: Callable[..., Any],
+    run: TaskRun,
+    ml: MLv1Service,
+    bucket: Bucket,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(awaited_job, "task_was_given_up", lambda *_: True)
+    monkeypatch.setattr(Trainer, "staged", killed_after(run, Trainer.staged))
+    with pytest.raises(AirflowFailException, match=r"No job was submitted .* it was given up"):
+        train()
+
+    assert jobs_of(ml, run) == []
+
+
+@pytest.mark.parametrize("deferrable", [True, False], ids=["deferrable", "in the worker"])
+def test_task_given_up_while_its_job_is_submitted_cancels_it(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service, deferrable: bool, monkeypatch: Any
+) -> None:
+    """The trigger would never be picked up."""
+    monkeypatch.setattr(awaited_job, "task_was_given_up", lambda *_: True)
+    create = killed_after(run, MLv1Service.create_job)
+    monkeypatch.setattr(MLv1Service, "create_job", create)
+    with pytest.raises(AirflowFailException, match="was cancelled: its task was given up"):
+        train("--do", "hang", deferrable=deferrable)
+
+    wait_for_states(ml, run, "CANCELLED")
+
+
+def test_task_timeout_in_the_midst_of_submitting_cancels_the_job(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = MLv1Service.create_job
+
+    def interrupted(*args: Any) -> Any:
+        create(*args)
+        raise AirflowTaskTimeout
+
+    monkeypatch.setattr(MLv1Service, "create_job", interrupted)
+    with pytest.raises(AirflowTaskTimeout):
+        train("--do", "hang")
+
+    wait_for_states(ml, run, "CANCELLED")
+
+
+def test_task_timeout_before_anything_was_sent_is_told_as_it_is(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise AirflowTaskTimeout
+
+    monkeypatch.setattr(Trainer, "staged", interrupted)
+    with pytest.raises(AirflowTaskTimeout):
+        train("--do", "hang")
+
+    assert jobs_of(ml, run) == []
+
+
+@pytest.mark.parametrize("deferrable", [True, False], ids=["deferrable", "in the worker"])
+def test_old_attempt_that_never_ends_is_not_joined_by_another(
+    train: Callable[..., Any],
+    run: TaskRun,
+    ml: MLv1Service,
+    deferrable: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = train("--do", "hang", wait_for_completion=False)["job_id"]
+    run.clear()
+    get = MLv1Service.get_job
+    monkeypatch.setattr(training_job, "OLD_ATTEMPT_LIMIT", 1.0)
+    monkeypatch.setattr(MLv1Service, "get_job", lambda *args: {**get(*args), "state": "CANCELLING"})
+    with pytest.raises(JobTimeoutError, match=f"{old}' has been CANCELLING for over"):
+        train("--do", "hang", deferrable=deferrable)
+
+    assert len(jobs_of(ml, run)) == 1
+
+
+def test_process_without_its_supervisor_leaves_the_deadline_to_the_next_try(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limits may be older than those of the try that has the job by now."""
+    get = MLv1Service.get_job
+
+    def orphaned(*args: Any) -> Any:
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        return get(*args)
+
+    monkeypatch.setattr(MLv1Service, "get_job", orphaned)
+    own_limit = {"scheduling": {"maxRunningTime": "600s"}}
+    with pytest.raises(TransientServiceError, match="left to the task's next try"):
+        train("--do", "hang", timeout=1, deferrable=False, training_input=own_limit)
+
+    [(_, state)] = jobs_of(ml, run)
+    assert state in ("QUEUED", "PREPARING", "RUNNING")
+    ml.cancel_job(run.xcoms["job_id"])
+
+
+def killed_after(run: TaskRun, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call``, after which Airflow tells the task's process to end."""
+
+    def calls(*args: Any, **kwargs: Any) -> Any:
+        answer = call(*args, **kwargs)
+        run.process.on_kill()
+        return answer
+
+    return calls
