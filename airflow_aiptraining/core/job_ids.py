@@ -135,6 +135,12 @@ def split(job_id: str) -> tuple[WorkId, int] | None:
     return work, int(match["attempt"] or 1)
 
 
+def in_words(job_id: str) -> str:
+    """Return a job id as messages to people name it: quoted, with its attempt where it has one."""
+    found = split(job_id)
+    return repr(job_id) if found is None else f"{job_id!r} (attempt {found[1]})"
+
+
 def fill_in(value: object, job_id: str) -> object:
     """Return ``value`` with every ``{job_id}`` in its strings replaced by the attempt's id.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
+from airflow_aiptraining.core.job_ids import in_words
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.core.task_keys import TaskKey
 from airflow_aiptraining.exceptions import JobCancelledError, JobTimeoutError, TransientServiceError
@@ -103,8 +104,8 @@ class AwaitedJob:
         if self.cancel_on_kill and is_given_up(self.task):
             self.cancel()
             raise AirflowFailException(
-                f"Job {self.job_id!r} was cancelled: its task was given up. Clear the task to "
-                "train again."
+                f"Job {in_words(self.job_id)} was cancelled: its task was given up. Clear the task "
+                "to train again."
             )
         log.info("Job %s goes on: its task was not given up.", self.job_id)
 
@@ -130,16 +131,17 @@ class AwaitedJob:
         """
         if self._is_orphaned():
             raise TransientServiceError(
-                f"Job {self.job_id!r} is past its deadline; the supervisor of this process is "
-                "gone, so cancelling it is left to the task's next try."
+                f"Job {in_words(self.job_id)} is past its deadline; the supervisor of this process "
+                "is gone, so cancelling it is left to the task's next try."
             )
         self.cancel(seconds=CANCEL_LIMIT)
         if JobState.of(self.job).is_successful:
             return self.result()
         raise JobTimeoutError(
-            f"Training job {self.job_id!r} (project {self.service.project_id!r}) was not done "
-            f"{self.timeout or 0:.0f} s after it was created; it was cancelled and is "
-            f"{self.job.get('state')}. Raise the operator's timeout if it needs longer."
+            f"Training job {in_words(self.job_id)} in project {self.service.project_id!r} was not "
+            f"done {self.timeout or 0:.0f} s after it was created; it was cancelled and is "
+            f"{self.job.get('state')}. A retry makes the next attempt; raise the operator's "
+            "timeout if the job needs longer."
         )
 
     def cancel(self, *, seconds: float = 0.0, patience: float = CANCEL_PATIENCE) -> None:

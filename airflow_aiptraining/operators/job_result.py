@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from airflow_aiptraining.core.job_ids import in_words
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.exceptions import JobCancelledError, JobFailedError, ServiceError
 from airflow_aiptraining.services.ml_v1 import MLv1Service
@@ -107,11 +108,12 @@ def failure(
     reason = printable(str(job.get("errorMessage") or ""))
     tail = log_tail(service, job_id)
     parts = [
-        f"Training job {job_id!r} (project {service.project_id!r}, {service_name}) ended {state}"
-        + (f": {reason.strip()}" if reason else ".")
+        f"Training job {in_words(job_id)} in project {service.project_id!r} on {service_name} "
+        f"ended {state}{f': {reason.strip()}' if reason else '.'}",
+        _why_cancelled(job)
+        if state is JobState.CANCELLED
+        else "A retry or a clear of the task makes the next attempt.",
     ]
-    if state is JobState.CANCELLED:
-        parts.append(_why_cancelled(job))
     if any("unrecognized arguments" in line and "--job-dir" in line for line in tail):
         parts.append(
             "The trainer doesn't know --job-dir: the service passes it to every job that has a "

@@ -18,7 +18,7 @@ from airflow_aiptraining.core.attempts import (
     decide,
     was_cleared,
 )
-from airflow_aiptraining.core.job_ids import WorkId
+from airflow_aiptraining.core.job_ids import WorkId, in_words
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.exceptions import (
     JobConflictError,
@@ -192,9 +192,9 @@ class Submission:
         ledger = Ledger.from_json(self.store.get(LEDGER_KEY))
         if ledger is not None and ledger.try_number > self.try_number:
             raise StaleTryError(
-                f"Try {ledger.try_number} of this task works on job {ledger.job_id!r} (attempt "
-                f"{ledger.attempt}); this process is a leftover of try {self.try_number}. It "
-                "submits and cancels nothing."
+                f"Try {ledger.try_number} of this task works on job "
+                f"{in_words(ledger.job_id)}; this process is a leftover of try {self.try_number}. "
+                "It submits and cancels nothing."
             )
         return ledger
 
@@ -213,7 +213,7 @@ class Submission:
                 raise
             raise TransientServiceError(
                 f"{error} The connection names {self.service.api_endpoint or 'Google'} by now, but "
-                f"job {ledger.job_id!r}, attempt {ledger.attempt}, was sent there and may run on; "
+                f"job {in_words(ledger.job_id)} was sent there and may run on; "
                 "a retry looks again. If that endpoint is gone for good, delete the key "
                 f"{LEDGER_KEY!r} from this task instance's state store, then retry.",
                 status=error.status,

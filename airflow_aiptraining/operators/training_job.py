@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferralTimeout
 
+from airflow_aiptraining.core.job_ids import in_words
 from airflow_aiptraining.core.overridable import DEFAULT_OVERRIDABLE
 from airflow_aiptraining.links import AIPTrainingJobLink, job_url
 from airflow_aiptraining.operators.job_arguments import FIELD_OF, unread_names
@@ -504,8 +505,8 @@ class AIPTrainingJobOperator(BaseOperator):
         job_id = event["job_id"]
         if event["event"] == "error":
             raise ServiceError(
-                f"Job {job_id!r} can't be read any more: {event['message']} The job may go on; a "
-                "retry of the task looks for it."
+                f"Job {in_words(job_id)} can't be read any more: {event['message']} The job may go "
+                "on; a retry of the task looks for it."
             )
         if event["event"] == "timeout":
             return self._awaited(context, {"jobId": job_id}, service).time_out()
@@ -532,8 +533,8 @@ def _cancelling_too_long(job_id: str) -> Exception:
     from airflow_aiptraining.exceptions import JobTimeoutError
 
     return JobTimeoutError(
-        f"Job {job_id!r} has been CANCELLING for over {OLD_ATTEMPT_LIMIT / 60:.0f} minutes; no new "
-        "attempt is made beside it. Look at the service, then retry the task."
+        f"Job {in_words(job_id)} has been CANCELLING for over {OLD_ATTEMPT_LIMIT / 60:.0f} "
+        "minutes; no new attempt is made beside it. Look at the service, then retry the task."
     )
 
 

@@ -269,7 +269,7 @@ def test_event_of_another_tasks_trigger_is_not_believed(
 def test_job_past_its_deadline_is_cancelled(
     train: Callable[..., Any], run: TaskRun, ml: MLv1Service
 ) -> None:
-    with pytest.raises(JobTimeoutError, match="Raise the operator's timeout"):
+    with pytest.raises(JobTimeoutError, match="raise the operator's timeout"):
         train("--do", "hang", timeout=2)
 
     assert [state for _, state in jobs_of(ml, run)] == ["CANCELLED"]
@@ -602,7 +602,7 @@ def test_leftover_of_an_earlier_try_touches_nothing(
     run.clear()
     job_id = train("--do", "hang", wait_for_completion=False)["job_id"]
 
-    with pytest.raises(StaleTryError, match=f"Try 2 of this task works on job '{job_id}'"):
+    with pytest.raises(StaleTryError, match=rf"Try 2 .* works on job '{job_id}' \(attempt 1\)"):
         leftover.execute(AIPTrainingJobOperator, **arguments_for(bucket, "--do", "hang"))
 
     [(_, state)] = jobs_of(ml, run)
@@ -679,9 +679,10 @@ def test_old_attempt_that_never_ends_is_not_joined_by_another(
     old = train("--do", "hang", wait_for_completion=False)["job_id"]
     run.clear()
     get = MLv1Service.get_job
+    run.events[old] = {"event": "timeout", "job_id": old}
     monkeypatch.setattr(training_job, "OLD_ATTEMPT_LIMIT", 1.0)
     monkeypatch.setattr(MLv1Service, "get_job", lambda *args: {**get(*args), "state": "CANCELLING"})
-    with pytest.raises(JobTimeoutError, match=f"{old}' has been CANCELLING for over"):
+    with pytest.raises(JobTimeoutError, match=rf"{old}' \(attempt 1\) has been CANCELLING"):
         train("--do", "hang", deferrable=deferrable)
 
     assert len(jobs_of(ml, run)) == 1
