@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from airflow_aiptraining.hooks.training import AIPTrainingHook
     from airflow_aiptraining.operators.reaper import Finding
 
+#: A person at a terminal doesn't wait five minutes to hear that the service is away.
+LIST_PATIENCE = 10.0
+
 
 class AirflowUnreadableError(AIPTrainingError):
     """Airflow's connections or its database can't be read from here."""
@@ -86,7 +89,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.all:
         jobs = list(service.list_jobs(limit=arguments.limit))
     else:
-        jobs = list(active_jobs(service))
+        jobs = list(active_jobs(service, patience=LIST_PATIENCE))
     jobs.sort(key=lambda job: str(job.get("createTime", "")), reverse=True)
     for job in jobs[: arguments.limit]:
         if arguments.json:

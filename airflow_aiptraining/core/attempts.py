@@ -121,8 +121,6 @@ class Ledger:
     :param region: the region it was sent to; empty where the service has none.
     :param resource_name: the service's own name of the job, where it isn't the job id.
     :param stamp: of the try that submitted it.
-    :param deadline: epoch seconds, from the job's createTime and the task's timeout; ``None`` for
-        none, or not known yet.
     :param adopted: ``airflow-try`` of a job that another try submitted and this one waits for.
     :param try_number: of the try that wrote this; 0 where an earlier version did.
     """
@@ -135,7 +133,6 @@ class Ledger:
     stamp: Stamp
     region: str = ""
     resource_name: str = ""
-    deadline: float | None = None
     adopted: str = ""
     try_number: int = 0
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
@@ -37,7 +39,7 @@ class AwaitedJob:
     :param url: where a person sees it.
     :param task: the task instance that it was submitted for.
     :param poll_interval: seconds between two looks.
-    :param timeout: seconds from its creation to its deadline, for messages; ``None`` for none.
+    :param timeout: seconds from its creation to its deadline; ``None`` for none.
     :param cancel_on_kill: cancel it when the task was given up.
     :param kill: what a signal to this process rings.
     """
@@ -64,29 +66,42 @@ class AwaitedJob:
         """Whether it had ended when it was last read."""
         return JobState.of(self.job).is_terminal
 
-    def wait_for_result(self, deadline: float | None) -> dict[str, Any]:
+    @property
+    def deadline(self) -> float | None:
+        """Its creation and the timeout, in epoch seconds; ``None`` for none."""
+        if self.timeout is None:
+            return None
+        try:
+            created = datetime.fromisoformat(str(self.job.get("createTime"))).timestamp()
+        except ValueError:
+            created = time.time()
+        return created + self.timeout
+
+    def wait_for_result(self) -> dict[str, Any]:
         """Wait in the worker and return the task's result, or raise the job's failure.
 
-        :param deadline: epoch seconds; ``None`` for none.
         :raises JobTimeoutError: it was not done by its deadline, and was cancelled.
         :raises TransientServiceError: no answer for about five minutes; the job goes on.
         """
         try:
-            self.wait(deadline)
+            self.wait(self.deadline)
         except AirflowTaskTimeout:
             if not self._is_orphaned():
                 self.cancel(patience=CANCEL_LIMIT)
             raise
         return self.result() if self.has_ended else self.time_out()
 
-    def wait(self, deadline: float | None) -> None:
-        """Wait in the worker until the job has ended or its deadline has passed."""
+    def wait(self, until: float | None) -> None:
+        """Wait in the worker until the job has ended.
+
+        :param until: epoch seconds after which it isn't waited for; ``None`` for none.
+        """
         while True:
             self.job = wait_in_worker(
                 self.service,
                 self.job,
                 poll_interval=self.poll_interval,
-                deadline=deadline,
+                deadline=until,
                 is_woken=lambda: self.kill.was_received,
             )
             if self.has_ended or not self.kill.was_received:

@@ -18,7 +18,7 @@ from airflow_aiptraining.core.reaping import TaskState, Verdict, claim, judge
 from airflow_aiptraining.core.task_keys import TaskKey
 from airflow_aiptraining.exceptions import JobNotFoundError, ServiceError
 from airflow_aiptraining.services.ml_v1 import MLv1Service
-from airflow_aiptraining.services.retries import patiently
+from airflow_aiptraining.services.retries import PATIENCE, patiently
 
 log = logging.getLogger(__name__)
 
@@ -118,12 +118,15 @@ class Reaper:
         return Finding(job, task, judge(self._state_of(task), self._deployment))
 
 
-def active_jobs(service: MLv1Service) -> Iterator[dict[str, Any]]:
-    """Yield every active job once."""
+def active_jobs(service: MLv1Service, *, patience: float = PATIENCE) -> Iterator[dict[str, Any]]:
+    """Yield every active job once.
+
+    :param patience: seconds to bear with a service that doesn't answer.
+    """
     seen = set()
     for state in _ACTIVE_STATES:
         # A generator can't go on after an error, so a state's jobs are read as a whole.
-        for job in patiently(partial(_jobs_in, service, state)):
+        for job in patiently(partial(_jobs_in, service, state), patience=patience):
             if job["jobId"] not in seen:
                 seen.add(job["jobId"])
                 yield job

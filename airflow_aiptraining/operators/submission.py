@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_aiptraining.core.attempts import (
@@ -79,7 +79,6 @@ class Submission:
     :param stamp: of this try.
     :param try_number: of this try; Airflow counts them upwards, over retries and clears.
     :param store: keeps the ledger.
-    :param timeout: seconds from the job's createTime to its deadline; ``None`` for none.
     :param cancel_on_kill: cancel an attempt whose task somebody cleared.
     :param patience: seconds to bear with a service that doesn't answer.
     """
@@ -94,7 +93,6 @@ class Submission:
     stamp: Stamp
     try_number: int
     store: StateStore
-    timeout: float | None
     cancel_on_kill: bool
     patience: float = PATIENCE
     _sent: str = field(default="", init=False)
@@ -180,7 +178,6 @@ class Submission:
                 log.warning("%s. No job was made; sending it again in %.0f s.", error, pause)
                 time.sleep(pause)
             else:
-                self._write(job_id, self.service, attempt, created=created)
                 return created, None
 
     def _ledger(self) -> Ledger | None:
@@ -232,17 +229,9 @@ class Submission:
         return patiently(lambda: service.get_job(job_id), patience=self.patience)
 
     def _adopt(self, found: Mapping[str, Any], service: MLv1Service, attempt: int) -> None:
-        self._write(found["jobId"], service, attempt, created=found, adopted=True)
+        self._write(found["jobId"], service, attempt, adopted=found.get("labels", {}).get(TRY, ""))
 
-    def _write(
-        self,
-        job_id: str,
-        service: MLv1Service,
-        attempt: int,
-        *,
-        created: Mapping[str, Any] | None = None,
-        adopted: bool = False,
-    ) -> None:
+    def _write(self, job_id: str, service: MLv1Service, attempt: int, *, adopted: str = "") -> None:
         ledger = Ledger(
             attempt=attempt,
             job_id=job_id,
@@ -250,12 +239,9 @@ class Submission:
             api_endpoint=service.api_endpoint,
             project_id=service.project_id,
             stamp=self.stamp,
+            adopted=adopted,
             try_number=self.try_number,
         )
-        if created is not None:
-            ledger = replace(ledger, deadline=deadline_of(created, self.timeout))
-        if created is not None and adopted:
-            ledger = replace(ledger, adopted=str(created.get("labels", {}).get(TRY, "")))
         self._ledger()
         self.store.set(LEDGER_KEY, ledger.to_json())
 
@@ -306,19 +292,3 @@ _IN_WORDS = {
     Action.TAKE_RESULT: "taking its result",
     Action.NEXT_ATTEMPT: "making the next attempt",
 }
-
-
-def deadline_of(job: Mapping[str, Any], timeout: float | None) -> float | None:
-    """Return the job's deadline in epoch seconds: its createTime and the task's timeout.
-
-    :param timeout: seconds; ``None`` for none.
-    """
-    from datetime import datetime
-
-    if timeout is None:
-        return None
-    created = str(job.get("createTime") or "")
-    try:
-        return datetime.fromisoformat(created).timestamp() + timeout
-    except ValueError:
-        return time.time() + timeout

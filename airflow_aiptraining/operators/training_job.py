@@ -287,7 +287,6 @@ class AIPTrainingJobOperator(BaseOperator):
             stamp=stamp,
             try_number=int(context["ti"].try_number),
             store=_KeptForEver(context["task_state_store"]),
-            timeout=self.timeout,
             cancel_on_kill=self.cancel_on_kill,
         )
 
@@ -400,16 +399,15 @@ class AIPTrainingJobOperator(BaseOperator):
 
     def _wait(self, awaited: AwaitedJob) -> Any:
         from airflow_aiptraining.operators.job_result import job_result
-        from airflow_aiptraining.operators.submission import deadline_of
 
         if awaited.has_ended:
             return awaited.result()
         if not self.wait_for_completion:
             return job_result(awaited.job, awaited.service.project_id)
-        deadline = deadline_of(awaited.job, self.timeout)
         if not self.deferrable:
-            return awaited.wait_for_result(deadline)
+            return awaited.wait_for_result()
         awaited.heed_kill()
+        deadline = awaited.deadline
         left = None if deadline is None else timedelta(seconds=max(0.0, deadline - time.time()))
         self.defer(
             trigger=self._trigger(awaited, deadline),

@@ -125,7 +125,7 @@ def test_adopted_job_is_ours_until_the_next_clear() -> None:
 
 
 def test_ledger_survives_json() -> None:
-    ledger = _ledger(region="r", deadline=1.5, adopted="x", resource_name="n")
+    ledger = _ledger(region="r", adopted="x", resource_name="n", try_number=3)
 
     assert Ledger.from_json(ledger.to_json()) == ledger
 
