@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -72,7 +72,7 @@ def job_labels(
     :param keep: the job may run on when its task has ended.
     """
     return {
-        OWNER: owner_label(deployment, task.dag_id, task.task_id, task.run_id, task.map_index),
+        OWNER: _owner_of(task, deployment),
         SPEC: spec,
         TRY: stamp.label,
         DAG: label_value(task.dag_id),
@@ -145,6 +145,13 @@ class Ledger:
         bears = job.get("labels", {}).get(TRY)
         return self.job_id == job.get("jobId") and bears in (self.stamp.label, self.adopted)
 
+    def proves(self, job: Mapping[str, Any]) -> bool:
+        """Tell whether ``job`` is this task's own whatever name its deployment had then.
+
+        Nobody else's job bears a stamp with a trace: that is random.
+        """
+        return bool(self.stamp.traceparent) and self.describes(job)
+
     def to_json(self) -> dict[str, Any]:
         """Return the ledger as JSON for Airflow's task state store."""
         return {"version": LEDGER_VERSION, **asdict(self)}
@@ -159,11 +166,13 @@ class Ledger:
         if not isinstance(value, Mapping) or not isinstance(value.get("stamp"), Mapping):
             return None
         stamp = value["stamp"]
-        known = {field.name for field in fields(cls)} - {"stamp"}
+        kinds = {field.name: int if field.type == "int" else str for field in fields(cls)}
+        known = {key: item for key, item in value.items() if key in kinds and key != "stamp"}
+        if not all(type(item) is kinds[key] for key, item in known.items()):
+            return None
         try:
             return cls(
-                stamp=Stamp(int(stamp["max_tries"]), str(stamp.get("traceparent") or "")),
-                **{key: item for key, item in value.items() if key in known},
+                stamp=Stamp(int(stamp["max_tries"]), str(stamp.get("traceparent") or "")), **known
             )
         except (KeyError, TypeError, ValueError):
             return None
@@ -195,19 +204,45 @@ def was_cleared(job: Mapping[str, Any], ledger: Ledger | None, stamp: Stamp) -> 
     return bool(job.get("labels", {}).get(TRY) != stamp.label)
 
 
+def is_ours(
+    job: Mapping[str, Any], *, deployment: str, task: TaskKey, ledger: Ledger | None
+) -> bool:
+    """Tell whether ``job``, which bears an id of this task's, was submitted for it.
+
+    :param deployment: see :func:`owner_label`.
+    :param ledger: what an earlier try wrote down.  It speaks for a job of a deployment that was
+        renamed since.
+    """
+    labels = job.get("labels", {})
+    owner = labels.get(OWNER)
+    if owner == _owner_of(task, deployment) or (ledger is not None and ledger.proves(job)):
+        return True
+    # The same date in a run that was deleted: job ids are for ever, and a date has one run.
+    former = TaskKey.from_labels(labels)
+    return (
+        former is not None
+        and replace(former, run_id=task.run_id) == task
+        and owner == _owner_of(former, deployment)
+    )
+
+
+def _owner_of(task: TaskKey, deployment: str) -> str:
+    return owner_label(deployment, task.dag_id, task.task_id, task.run_id, task.map_index)
+
+
 def decide(
-    job: Mapping[str, Any] | None, *, owner: str, cleared: bool, cancel_on_kill: bool = True
+    job: Mapping[str, Any] | None, *, ours: bool, cleared: bool, cancel_on_kill: bool = True
 ) -> Action:
     """Return what to do, given the job that already bears the attempt's id.
 
     :param job: that job, or ``None`` where there is none.
-    :param owner: this work's :func:`owner_label`.
+    :param ours: see :func:`is_ours`.
     :param cleared: see :func:`was_cleared`.
     :param cancel_on_kill: whether the author wants given-up jobs cancelled.
     """
     if job is None:
         return Action.CREATE
-    if job.get("labels", {}).get(OWNER) != owner:
+    if not ours:
         return Action.REFUSE
     state = JobState.of(job)
     if state is JobState.CANCELLING:

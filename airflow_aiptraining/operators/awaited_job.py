@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
+from airflow_aiptraining.core.attempts import KEEP
 from airflow_aiptraining.core.job_ids import in_words
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.core.task_keys import TaskKey
@@ -67,6 +70,11 @@ class AwaitedJob:
         return JobState.of(self.job).is_terminal
 
     @property
+    def outlives_its_task(self) -> bool:
+        """Whether it was submitted to go on when its task has ended."""
+        return KEEP in self.job.get("labels", {})
+
+    @property
     def deadline(self) -> float | None:
         """Its creation and the timeout, in epoch seconds; ``None`` for none."""
         if self.timeout is None:
@@ -83,13 +91,18 @@ class AwaitedJob:
         :raises JobTimeoutError: it was not done by its deadline, and was cancelled.
         :raises TransientServiceError: no answer for about five minutes; the job goes on.
         """
+        self.wait(self.deadline)
+        return self.result() if self.has_ended else self.time_out()
+
+    @contextlib.contextmanager
+    def cancelled_on_task_timeout(self) -> Iterator[None]:
+        """Cancel the job if Airflow's ``execution_timeout`` ends what is done in here."""
         try:
-            self.wait(self.deadline)
+            yield
         except AirflowTaskTimeout:
-            if not self._is_orphaned():
+            if not self.has_ended and not self._is_orphaned():
                 self.cancel(patience=CANCEL_LIMIT)
             raise
-        return self.result() if self.has_ended else self.time_out()
 
     def wait(self, until: float | None) -> None:
         """Wait in the worker until the job has ended.
@@ -149,7 +162,8 @@ class AwaitedJob:
                 f"Job {in_words(self.job_id)} is past its deadline; the supervisor of this process "
                 "is gone, so cancelling it is left to the task's next try."
             )
-        self.cancel(seconds=CANCEL_LIMIT)
+        with self.cancelled_on_task_timeout():
+            self.cancel(seconds=CANCEL_LIMIT)
         if JobState.of(self.job).is_successful:
             return self.result()
         raise JobTimeoutError(

@@ -51,10 +51,11 @@ class AIPCancelTrainingJobOperator(BaseOperator):
         from airflow_aiptraining.exceptions import TransientServiceError
         from airflow_aiptraining.hooks.training import AIPTrainingHook
         from airflow_aiptraining.operators.waiting import cancel_and_wait
+        from airflow_aiptraining.services.retries import PATIENCE
 
         hook = AIPTrainingHook(self.gcp_conn_id, self.impersonation_chain)
         service = hook.get_service(self.project_id)
-        job = cancel_and_wait(service, self.job_id, seconds=self.wait_seconds)
+        job = cancel_and_wait(service, self.job_id, seconds=self.wait_seconds, patience=PATIENCE)
         self.log.info("Job %s is %s.", self.job_id, job.get("state"))
         if self.wait_seconds and not JobState.of(job).is_terminal:
             raise TransientServiceError(

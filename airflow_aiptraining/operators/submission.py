@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from airflow_aiptraining.core.attempts import (
@@ -16,10 +17,12 @@ from airflow_aiptraining.core.attempts import (
     Ledger,
     Stamp,
     decide,
+    is_ours,
     was_cleared,
 )
 from airflow_aiptraining.core.job_ids import WorkId, in_words
 from airflow_aiptraining.core.states import JobState
+from airflow_aiptraining.core.task_keys import TaskKey
 from airflow_aiptraining.exceptions import (
     JobConflictError,
     JobExistsError,
@@ -36,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: Where the ledger lies in Airflow's task state store.
 LEDGER_KEY = "aiptraining_ledger"
+#: A job whose create was cut off may be made so many seconds later.
+LATE = 10.0
 
 
 class StateStore(Protocol):
@@ -65,17 +70,29 @@ class Submitted:
     must_end_first: bool = False
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A job that can be submitted: checked, its packages in the bucket.
+
+    :param spec: value of the label ``airflow-spec``.
+    :param body_of: gives the wire body of an attempt, by its id.
+    """
+
+    spec: str
+    body_of: Callable[[str], dict[str, Any]]
+
+
 @dataclass
 class Submission:
-    """One piece of work and everything needed to submit it.
+    """One piece of work, and how to submit it.
 
     :param service: where new attempts go.
     :param service_at: gives the service at a ledger's place: project and endpoint.
     :param service_name: ``local``, ``ml_v1`` ...
     :param work: names the attempts.
-    :param owner: value of the label ``airflow-owner``.
-    :param spec: value of the label ``airflow-spec``.
-    :param body_of: gives the wire body of an attempt, by its id.
+    :param deployment: names this Airflow among others that share the project.
+    :param task: the task instance.
+    :param prepare: checks the job and stages its packages; called when an attempt is to be made.
     :param stamp: of this try.
     :param try_number: of this try; Airflow counts them upwards, over retries and clears.
     :param store: keeps the ledger.
@@ -87,15 +104,18 @@ class Submission:
     service_at: Callable[[Ledger], MLv1Service]
     service_name: str
     work: WorkId
-    owner: str
-    spec: str
-    body_of: Callable[[str], dict[str, Any]]
+    deployment: str
+    task: TaskKey
+    prepare: Callable[[], Prepared]
     stamp: Stamp
     try_number: int
     store: StateStore
     cancel_on_kill: bool
     patience: float = PATIENCE
     _sent: str = field(default="", init=False)
+    _has_written: bool = field(default=False, init=False)
+    #: Airflow's supervisor of this process; where it is gone, another try is at work.
+    _supervisor: int = field(default_factory=os.getppid, init=False)
 
     def obtain(self) -> Submitted:
         """Return the job to wait for, or whose result to take; submit it if there is none.
@@ -110,11 +130,14 @@ class Submission:
         attempt = ledger.attempt if ledger else 1
         service = self.service_at(ledger) if ledger else self.service
         found = self._read_at(service, ledger) if ledger else None
+        if found and ledger and not self._is_ours(found, ledger):
+            # An id that was refused.  Where the author has given another one since, that counts.
+            found = found if ledger.job_id == self.work.attempt(attempt) else None
         while True:
             cleared = found is not None and was_cleared(found, ledger, self.stamp)
             action = decide(
                 found,
-                owner=self.owner,
+                ours=found is not None and self._is_ours(found, ledger),
                 cleared=cleared,
                 cancel_on_kill=self.cancel_on_kill,
             )
@@ -136,7 +159,7 @@ class Submission:
                 case Action.CANCEL | Action.WAIT:
                     assert found is not None
                     if action is Action.CANCEL:
-                        found = self._cancel(service, found)
+                        found = self._cancel(service, found, attempt)
                     if not JobState.of(found).is_terminal:
                         return Submitted(found, service, attempt, must_end_first=True)
                     # It ended while it was being cancelled: decide by its end.
@@ -146,11 +169,23 @@ class Submission:
 
     def abandon(self) -> None:
         """Cancel what :meth:`obtain` may have submitted before it was interrupted."""
-        if not self._sent:
+        if not self._sent or os.getppid() != self._supervisor:
             return
         log.info("Cancelling job %s, if it was made.", self._sent)
-        with contextlib.suppress(JobNotFoundError):
+        until = time.monotonic() + LATE
+        while (found := self._read(self.service, self._sent)) is None:
+            if time.monotonic() > until:
+                return
+            time.sleep(0.5)
+        if found.get("labels", {}).get(TRY) == self.stamp.label and self._is_ours(found, None):
             cancel_and_wait(self.service, self._sent, seconds=0, patience=CANCEL_LIMIT)
+
+    @cached_property
+    def _prepared(self) -> Prepared:
+        return self.prepare()
+
+    def _is_ours(self, job: Mapping[str, Any], ledger: Ledger | None) -> bool:
+        return is_ours(job, deployment=self.deployment, task=self.task, ledger=ledger)
 
     def _create(self, attempt: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """Submit the attempt; return (the new job, None), or (None, the job that bears its id).
@@ -158,7 +193,7 @@ class Submission:
         A lost answer is a question, not a failure: the job is looked for before it is sent again.
         """
         job_id = self.work.attempt(attempt)
-        body = self.body_of(job_id)
+        body = self._prepared.body_of(job_id)
         # Written before the job is made: whoever comes next knows where to look.
         self._write(job_id, self.service, attempt)
         until, failures = time.monotonic() + self.patience, 0
@@ -187,6 +222,12 @@ class Submission:
         supervisor was killed, it was frozen) may come this far while a later try is at work.
         """
         ledger = Ledger.from_json(self.store.get(LEDGER_KEY))
+        if ledger is None and self._has_written:
+            # What Airflow answers to a process whose task instance a clear has replaced.
+            raise StaleTryError(
+                "What this process wrote down is gone: somebody cleared the task, and this is a "
+                f"leftover of try {self.try_number}. It submits and cancels nothing."
+            )
         if ledger is not None and ledger.try_number > self.try_number:
             raise StaleTryError(
                 f"Try {ledger.try_number} of this task works on job "
@@ -217,9 +258,10 @@ class Submission:
                 reason=error.reason,
             ) from error
 
-    def _cancel(self, service: MLv1Service, found: dict[str, Any]) -> dict[str, Any]:
+    def _cancel(self, service: MLv1Service, found: dict[str, Any], attempt: int) -> dict[str, Any]:
         job_id = found["jobId"]
-        self._ledger()
+        # Airflow refuses this write to a process whose task instance it has replaced.
+        self._write(job_id, service, attempt)
         try:
             patiently(lambda: service.cancel_job(job_id), patience=self.patience)
         except ServiceError as error:
@@ -244,6 +286,7 @@ class Submission:
         )
         self._ledger()
         self.store.set(LEDGER_KEY, ledger.to_json())
+        self._has_written = True
 
     def _tell(self, action: Action, found: Mapping[str, Any], cleared: bool) -> None:
         why = ", and somebody cleared the task" if cleared else ""
@@ -254,8 +297,19 @@ class Submission:
             why,
             _IN_WORDS[action],
         )
-        kept = action in (Action.ATTACH, Action.TAKE_RESULT)
-        if kept and found.get("labels", {}).get(SPEC) != self.spec:
+        if action in (Action.ATTACH, Action.TAKE_RESULT):
+            self._tell_differences(found)
+
+    def _tell_differences(self, found: Mapping[str, Any]) -> None:
+        """Say what this try would submit otherwise than the job that it keeps."""
+        try:
+            spec = self._prepared.spec
+        except Exception as error:  # whatever it is: the job that is there needs none of it
+            log.warning(
+                "Job %s is kept, although none could be submitted now: %s", found["jobId"], error
+            )
+            return
+        if found.get("labels", {}).get(SPEC) != spec:
             log.warning(
                 "Job %s was submitted with other values than the DAG gives now (%s). It is kept; "
                 "clear the task to train with the new ones.",
@@ -265,7 +319,7 @@ class Submission:
 
     def _differences(self, found: Mapping[str, Any]) -> list[str]:
         """Return the fields that this try would send otherwise."""
-        asked = self.body_of(found["jobId"])["trainingInput"]
+        asked = self._prepared.body_of(found["jobId"])["trainingInput"]
         has = found.get("trainingInput", {})
         return sorted(key for key in {*asked, *has} if asked.get(key) != has.get(key))
 

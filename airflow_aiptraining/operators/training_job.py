@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from airflow_aiptraining.hooks.training import AIPTrainingHook
     from airflow_aiptraining.operators.awaited_job import AwaitedJob
     from airflow_aiptraining.operators.job_request import JobRequest
-    from airflow_aiptraining.operators.submission import Submission
+    from airflow_aiptraining.operators.submission import Prepared, Submitted
+    from airflow_aiptraining.operators.trainer import Trainer
     from airflow_aiptraining.services.ml_v1 import MLv1Service
 
 #: A cleared task's old attempt gets so many seconds to end before a retry is asked for.
@@ -219,79 +221,84 @@ class AIPTrainingJobOperator(BaseOperator):
         return self._obtain_and_wait(context)
 
     def _obtain_and_wait(self, context: Context) -> Any:
-        from airflow_aiptraining.exceptions import (
-            AIPTrainingError,
-            ServiceError,
-            StaleTryError,
-            TransientServiceError,
-        )
-
-        submission = None
-        try:
-            submission = self._submission(context)
-            if submission is None:
-                return self._dry_result
-            self._check_wanted(context)
-            submitted = submission.obtain()
-        except AirflowTaskTimeout:
-            if submission is not None:
-                submission.abandon()
-            raise
-        except (TransientServiceError, StaleTryError):
-            raise
-        except AIPTrainingError as error:
-            if isinstance(error, ServiceError) and error.status in (401, 403, 404, 0):
-                raise  # rights and projects get mended; a retry may find them so
-            raise AirflowFailException(str(error)) from error
+        if self.is_dry_run:
+            return self._plan(context)
+        submitted = self._obtain(context)
         awaited = self._awaited(context, submitted.job, submitted.service)
         if submitted.must_end_first:
             return self._wait_for_old_attempt(context, awaited)
-        self._tell(context, awaited, submitted.attempt)
-        return self._wait(awaited)
+        with awaited.cancelled_on_task_timeout():
+            self._tell(context, awaited, submitted.attempt)
+            return self._wait(awaited)
 
-    def _check_wanted(self, context: Context) -> None:
-        """Submit nothing for a task that was given up while its job was prepared."""
-        from airflow_aiptraining.operators.awaited_job import is_given_up
+    def _plan(self, context: Context) -> dict[str, Any]:
+        """Check the job and log it; nothing is built, uploaded or submitted."""
+        from airflow_aiptraining.operators.task_identity import work_of
 
-        task = task_of(context)
-        if self._kill.was_received and is_given_up(task):
-            raise AirflowFailException(f"No job was submitted for {task}: it was given up.")
+        with _no_retry_for_bad_input():
+            job_id = work_of(context, self.job_id).attempt(1)
+            request, trainer = self._request(context, job_id)
+        planned = trainer.planned(request)
+        self._tell_body(context, planned, job_id)
+        return {
+            "job_id": job_id,
+            "project_id": self.project_id or self.hook.project_id,
+            "state": None,
+            "job_dir": planned.body(job_id)["trainingInput"].get("jobDir"),
+            "dry_run": True,
+        }
 
-    def _submission(self, context: Context) -> Submission | None:
-        """Return what is to be submitted, all checked and packaged; ``None`` on a dry run."""
-        from airflow_aiptraining.core.attempts import OWNER, job_labels
+    def _obtain(self, context: Context) -> Submitted:
+        """Return this task's job, submitted now or by an earlier try."""
         from airflow_aiptraining.operators.submission import Submission
         from airflow_aiptraining.operators.task_identity import stamp_of, work_of
 
-        service = self.hook.get_service(self.project_id)
-        work = work_of(context, self.job_id)
-        request = self._request(context, work.attempt(1))
-        if self.is_dry_run:
-            return None
-        stamp = stamp_of(context)
+        with _no_retry_for_bad_input():
+            work = work_of(context, self.job_id)
+            submission = Submission(
+                service=self.hook.get_service(self.project_id),
+                service_at=self._service_at,
+                service_name=self.hook.settings.service,
+                work=work,
+                deployment=self.hook.deployment,
+                task=task_of(context),
+                prepare=lambda: self._prepare(context, work.attempt(1)),
+                stamp=stamp_of(context),
+                try_number=int(context["ti"].try_number),
+                store=_KeptForEver(context["task_state_store"]),
+                cancel_on_kill=self.cancel_on_kill,
+            )
+            try:
+                return submission.obtain()
+            except AirflowTaskTimeout:
+                submission.abandon()
+                raise
+
+    def _prepare(self, context: Context, job_id: str) -> Prepared:
+        """Return what is to be submitted, all checked and packaged."""
+        from airflow_aiptraining.core.attempts import job_labels
+        from airflow_aiptraining.operators.awaited_job import is_given_up
+        from airflow_aiptraining.operators.submission import Prepared
+        from airflow_aiptraining.operators.task_identity import stamp_of
+
+        request, trainer = self._request(context, job_id)
+        trainer.check_buckets(request, job_id)
+        request = trainer.staged(request)
+        self._tell_body(context, request, job_id)
+        task = task_of(context)
+        if self._kill.was_received and is_given_up(task):
+            raise AirflowFailException(f"No job was submitted for {task}: it was given up.")
         labels = job_labels(
             deployment=self.hook.deployment,
-            task=task_of(context),
+            task=task,
             spec=request.spec,
-            stamp=stamp,
+            stamp=stamp_of(context),
             keep=not (self.wait_for_completion and self.cancel_on_kill),
         )
-        return Submission(
-            service=service,
-            service_at=self._service_at,
-            service_name=self.hook.settings.service,
-            work=work,
-            owner=labels[OWNER],
-            spec=request.spec,
-            body_of=lambda job_id: request.body(job_id, labels),
-            stamp=stamp,
-            try_number=int(context["ti"].try_number),
-            store=_KeptForEver(context["task_state_store"]),
-            cancel_on_kill=self.cancel_on_kill,
-        )
+        return Prepared(request.spec, lambda job_id: request.body(job_id, labels))
 
-    def _request(self, context: Context, job_id: str) -> JobRequest:
-        """Return the merged and checked job, its packages in the staging bucket."""
+    def _request(self, context: Context, job_id: str) -> tuple[JobRequest, Trainer]:
+        """Return the merged job and its trainer, checked as far as can be without a service."""
         from airflow_aiptraining.core.config import params_layer
         from airflow_aiptraining.exceptions import InvalidJobError
         from airflow_aiptraining.operators.job_request import merge_request, read_config
@@ -335,21 +342,7 @@ class AIPTrainingJobOperator(BaseOperator):
                 "where the DAG has that.",
                 name,
             )
-        if self.is_dry_run:
-            planned = trainer.planned(request)
-            self._tell_body(context, planned, job_id)
-            self._dry_result = {
-                "job_id": job_id,
-                "project_id": self.project_id or self.hook.project_id,
-                "state": None,
-                "job_dir": planned.body(job_id)["trainingInput"].get("jobDir"),
-                "dry_run": True,
-            }
-            return planned
-        trainer.check_buckets(request, job_id)
-        request = trainer.staged(request)
-        self._tell_body(context, request, job_id)
-        return request
+        return request, trainer
 
     def _with_running_time(self, request: JobRequest) -> JobRequest:
         """Bound the bill with Airflow down: the whole timeout, where no maxRunningTime is set."""
@@ -402,11 +395,17 @@ class AIPTrainingJobOperator(BaseOperator):
 
         if awaited.has_ended:
             return awaited.result()
+        awaited.heed_kill()
         if not self.wait_for_completion:
-            return job_result(awaited.job, awaited.service.project_id)
+            if awaited.outlives_its_task:
+                return job_result(awaited.job, awaited.service.project_id)
+            self.log.info(
+                "Job %s was submitted by a try that waited for it, and a reaper cancels it when "
+                "this task has ended. So it is waited for.",
+                awaited.job_id,
+            )
         if not self.deferrable:
             return awaited.wait_for_result()
-        awaited.heed_kill()
         deadline = awaited.deadline
         left = None if deadline is None else timedelta(seconds=max(0.0, deadline - time.time()))
         self.defer(
@@ -508,8 +507,9 @@ class AIPTrainingJobOperator(BaseOperator):
             )
         if event["event"] == "timeout":
             return self._awaited(context, {"jobId": job_id}, service).time_out()
-        job = patiently(lambda: service.get_job(job_id))
-        return self._wait(self._awaited(context, job, service))
+        awaited = self._awaited(context, patiently(lambda: service.get_job(job_id)), service)
+        with awaited.cancelled_on_task_timeout():
+            return self._wait(awaited)
 
 
 class _KeptForEver:
@@ -525,6 +525,26 @@ class _KeptForEver:
         from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
         self._store.set(key, value, retention=NEVER_EXPIRE)
+
+
+@contextlib.contextmanager
+def _no_retry_for_bad_input() -> Iterator[None]:
+    """Fail the task for good on errors that another try would meet again."""
+    from airflow_aiptraining.exceptions import (
+        AIPTrainingError,
+        ServiceError,
+        StaleTryError,
+        TransientServiceError,
+    )
+
+    try:
+        yield
+    except (TransientServiceError, StaleTryError):
+        raise
+    except AIPTrainingError as error:
+        if isinstance(error, ServiceError) and error.status in (401, 403, 404, 0):
+            raise  # rights and projects get mended; a retry may find them so
+        raise AirflowFailException(str(error)) from error
 
 
 def _cancelling_too_long(job_id: str) -> Exception:

@@ -13,6 +13,7 @@ from airflow_aiptraining.core.attempts import (
     Ledger,
     Stamp,
     decide,
+    is_ours,
     job_labels,
     owner_label,
     spec_label,
@@ -20,6 +21,7 @@ from airflow_aiptraining.core.attempts import (
 )
 from airflow_aiptraining.core.task_keys import TaskKey
 
+TASK = TaskKey("dag", "task", "run")
 OURS = owner_label("prod", "dag", "task", "run", -1)
 FIRST = Stamp(2, "00-aa-bb-01")
 CLEARED = Stamp(3, "00-cc-dd-01")
@@ -66,24 +68,73 @@ def _ledger(stamp: Stamp = FIRST, **changes: Any) -> Ledger:
     ],
 )
 def test_our_own_job(state: str, cleared: bool, action: Action) -> None:
-    assert decide(_job(state), owner=OURS, cleared=cleared) is action
+    assert decide(_job(state), ours=True, cleared=cleared) is action
 
 
 def test_no_job_is_created() -> None:
-    assert decide(None, owner=OURS, cleared=False) is Action.CREATE
+    assert decide(None, ours=True, cleared=False) is Action.CREATE
 
 
+@pytest.mark.parametrize("cleared", [True, False])
 @pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"])
-@pytest.mark.parametrize("labels", [{OWNER: "somebody"}, {}, None], ids=["another", "none", "no"])
-def test_another_owners_job_is_refused_in_every_state(state: str, labels: Any) -> None:
-    job = {"jobId": "j_1", "state": state} | ({} if labels is None else {"labels": labels})
+def test_another_owners_job_is_refused_in_every_state(state: str, cleared: bool) -> None:
+    assert decide(_job(state), ours=False, cleared=cleared) is Action.REFUSE
 
-    assert decide(job, owner=OURS, cleared=False) is Action.REFUSE
+
+def _submitted(
+    deployment: str = "prod", task: TaskKey = TASK, stamp: Stamp = FIRST
+) -> dict[str, Any]:
+    """Return a job as the operator submits it."""
+    labels = job_labels(deployment=deployment, task=task, spec="s", stamp=stamp)
+    return {"jobId": "j_1", "state": "RUNNING", "labels": labels}
+
+
+def _is_ours(job: dict[str, Any], ledger: Ledger | None = None) -> bool:
+    return is_ours(job, deployment="prod", task=TASK, ledger=ledger)
+
+
+def test_job_is_ours_by_its_owner() -> None:
+    assert _is_ours(_submitted())
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(_submitted(task=TaskKey("dag", "another", "run")), id="another task"),
+        pytest.param(_submitted(task=TaskKey("dag", "task", "run", 0)), id="another instance"),
+        pytest.param(_submitted("dev"), id="another Airflow"),
+        pytest.param({"jobId": "j_1", "labels": {OWNER: "somebody"}}, id="another owner"),
+        pytest.param({"jobId": "j_1", "labels": {}}, id="no owner"),
+        pytest.param({"jobId": "j_1"}, id="no labels"),
+        pytest.param(
+            _submitted() | {"labels": _submitted()["labels"] | {OWNER: "x"}}, id="forged ids"
+        ),
+    ],
+)
+def test_job_is_anothers(job: dict[str, Any]) -> None:
+    assert not _is_ours(job)
+    assert not _is_ours(job, _ledger(CLEARED))
+
+
+def test_job_of_the_same_date_in_a_run_that_was_deleted_is_ours() -> None:
+    assert _is_ours(_submitted(task=TaskKey("dag", "task", "scheduled__2026-11-14")))
+
+
+def test_ledger_speaks_for_a_job_of_a_deployment_that_was_renamed() -> None:
+    assert _is_ours(_submitted("former name"), _ledger(FIRST))
+    assert not _is_ours(_submitted("former name"), _ledger(FIRST, job_id="j_2"))
+
+
+def test_ledger_without_a_trace_speaks_for_no_job() -> None:
+    """Two Airflows without traces write equal stamps."""
+    plain = Stamp(2)
+
+    assert not _is_ours(_submitted("dev", stamp=plain), _ledger(plain))
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "PREPARING", "RUNNING"])
 def test_cleared_job_is_kept_where_the_author_wants_no_cancelling(state: str) -> None:
-    assert decide(_job(state), owner=OURS, cleared=True, cancel_on_kill=False) is Action.ATTACH
+    assert decide(_job(state), ours=True, cleared=True, cancel_on_kill=False) is Action.ATTACH
 
 
 @pytest.mark.parametrize(
@@ -137,7 +188,22 @@ def test_ledger_of_another_version_is_read() -> None:
     assert Ledger.from_json(written) == _ledger()
 
 
-@pytest.mark.parametrize("value", [None, "x", [], {}, {"stamp": {}}, {"stamp": {"max_tries": 1}}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "x",
+        [],
+        {},
+        {"stamp": {}},
+        {"stamp": {"max_tries": 1}},
+        _ledger().to_json() | {"attempt": "2"},
+        _ledger().to_json() | {"attempt": True},
+        _ledger().to_json() | {"try_number": None},
+        _ledger().to_json() | {"job_id": 7},
+        _ledger().to_json() | {"api_endpoint": None},
+    ],
+)
 def test_what_is_no_ledger_is_none(value: Any) -> None:
     assert Ledger.from_json(value) is None
 
