@@ -56,12 +56,13 @@ test: setup
 	@# Most of these wait for other processes; the Airflow tests share one cluster.
 	@$(PY) -m pytest --numprocesses 4 --dist loadscope tests/unit tests/contract
 	@$(PY) -m pytest tests/airflow -m "not long"
+	@$(PY) -m pytest tests/chaos
 
 test-airflow: setup
 	@$(PY) -m pytest tests/airflow --timeout 3600
 
 chaos: setup
-	@$(PY) tests/chaos/chaos.py --tasks $(N)
+	@$(PY) tests/chaos/chaos.py --tasks $(N) $(if $(SEED),--seed $(SEED)) $(if $(PEOPLE),--people $(PEOPLE))
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -170,8 +170,8 @@ def get_provider_info() -> dict[str, Any]:
                     "request_budget": {
                         "description": (
                             "Requests a minute, at most, with which one process (a triggerer) "
-                            "reads the jobs of one project and connection that deferred tasks "
-                            "wait for. It wins over poll_interval; the log says so."
+                            "reads the jobs that deferred tasks wait for, over all projects and "
+                            "connections. It wins over poll_interval; the log says so."
                         ),
                         "type": "integer",
                         "version_added": "0.1.0",

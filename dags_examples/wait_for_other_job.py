@@ -1,7 +1,8 @@
 """Wait for training jobs that something else submitted.
 
 A job is found by its id, or by its base and a date: `breast_cancer` at this run's logical date is
-the newest attempt at breast_cancer_20260101_000000.
+the newest attempt at breast_cancer_20260101_000000.  By base and date, a failed attempt isn't the
+end while the task that trains may still make another.
 """
 
 from __future__ import annotations

@@ -40,12 +40,14 @@ class Asked:
     :param name: job id or filter.
     :param token: of the page; empty for the first.
     :param at: epoch seconds.
+    :param peer: port of the connection that it came on.
     """
 
     verb: str
     name: str
     token: str
     at: float
+    peer: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,9 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         job_id, is_cancel = found.groups()
         verb = "cancel" if is_cancel else "get" if job_id else "list"
-        asked = Asked(
-            verb, job_id or query.get("filter", ""), query.get("pageToken", ""), time.time()
-        )
+        name = job_id or query.get("filter", "")
+        token = query.get("pageToken", "")
+        asked = Asked(verb, name, token, time.time(), self.client_address[1])
         self.stand_in.asked.append(asked)
         self._send(self.stand_in.answer(asked, int(query.get("pageSize", 20))))
 

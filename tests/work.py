@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +88,41 @@ class Work:
     def runner(self) -> psutil.Process:
         """Return the process that executes the task: it holds the task's waiting loop."""
         return psutil.Process(int(self.task()["pid"]))
+
+    def supervisor(self) -> psutil.Process:
+        """Return the worker's process that started the runner and speaks to Airflow for it."""
+        parent = self.runner().parent()
+        assert parent is not None
+        return parent
+
+    def ledger(self) -> dict[str, Any]:
+        """Return the operator's ledger, from Airflow's task state store."""
+        return dict(self.airflow.api.get(self._ledger_path())["value"])
+
+    def write_ledger(self, ledger: dict[str, Any]) -> None:
+        """Replace the operator's ledger."""
+        path = f"/api/v2{self._ledger_path()}"
+        self.airflow.api.call("PUT", path, json={"value": ledger, "expires_at": None})
+
+    def _ledger_path(self) -> str:
+        task = f"/dags/{self.dag_id}/dagRuns/{self.run_id}/taskInstances/train"
+        return f"{task}/state-store/aiptraining_ledger"
+
+    def reap(self) -> list[str]:
+        """Have one pass of the reaper cancel orphans; return which of this run's jobs it took."""
+        command = [sys.executable, "-m", "airflow_aiptraining.cli", "jobs", "reap", "--cancel"]
+        done = subprocess.run(
+            [*command, "--grace", "2"],
+            env=self.airflow.env,
+            cwd=self.airflow.home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()
+        return [job_id for job_id in self.jobs() if f"cancelled: {job_id}" in said]
 
     def mark_run(self, state: str) -> None:
         """Mark the run, as a person does in the UI."""

@@ -217,13 +217,23 @@ def is_ours(
     owner = labels.get(OWNER)
     if owner == _owner_of(task, deployment) or (ledger is not None and ledger.proves(job)):
         return True
-    # The same date in a run that was deleted: job ids are for ever, and a date has one run.
-    former = TaskKey.from_labels(labels)
-    return (
-        former is not None
-        and replace(former, run_id=task.run_id) == task
-        and owner == _owner_of(former, deployment)
-    )
+    # The same date in a run that was deleted: job ids are for ever, and a date has one run.  Where
+    # it has no name, the run may be another Airflow's, whose job is left to go on.
+    former = submitted_for(job, deployment)
+    is_same_task = former is not None and replace(former, run_id=task.run_id) == task
+    return is_same_task and (bool(deployment) or JobState.of(job).is_terminal)
+
+
+def submitted_for(job: Mapping[str, Any], deployment: str) -> TaskKey | None:
+    """Return the task instance that ``job`` was submitted for; ``None`` if it isn't this Airflow's.
+
+    :param deployment: see :func:`owner_label`.
+    """
+    labels = job.get("labels") or {}
+    task = TaskKey.from_labels(labels)
+    if task is None or labels.get(OWNER) != _owner_of(task, deployment):
+        return None
+    return task
 
 
 def _owner_of(task: TaskKey, deployment: str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Any
 
-from airflow_aiptraining.core.attempts import KEEP, OWNER, owner_label
+from airflow_aiptraining.core.attempts import KEEP, OWNER, submitted_for
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.core.task_keys import TaskKey
 
@@ -73,11 +73,10 @@ def claim(job: Mapping[str, Any], deployment: str) -> TaskKey | Verdict:
         return Verdict.NOT_ACTIVE
     if OWNER not in labels:
         return Verdict.FOREIGN
-    task = TaskKey.from_labels(labels)
-    if task is None:
+    if TaskKey.from_labels(labels) is None:
         return Verdict.UNTRACEABLE
-    owner = owner_label(deployment, task.dag_id, task.task_id, task.run_id, task.map_index)
-    if labels[OWNER] != owner:
+    task = submitted_for(job, deployment)
+    if task is None:
         return Verdict.FOREIGN
     return Verdict.KEPT if KEEP in labels else task
 

@@ -232,7 +232,9 @@ def _translated(error: Exception, doing: str) -> Exception:
         )
     if isinstance(error, (api.GoogleAPICallError, InvalidResponse)):
         return _of_answer(error, doing)
-    if isinstance(error, (DataCorruption, requests.RequestException, OSError)):
+    # The last three: Google's client takes apart what is no answer of Cloud Storage's.
+    no_answer = (DataCorruption, requests.RequestException, OSError, AttributeError, LookupError)
+    if isinstance(error, (*no_answer, TypeError)):
         return TransientServiceError(f"{doing}: no good answer: {type(error).__name__}: {error}")
     return error
 

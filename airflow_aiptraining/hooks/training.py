@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -140,17 +141,20 @@ class AIPTrainingHook(GoogleBaseHook):
                 f"Connection {self.gcp_conn_id!r}: service 'vertex_ai' isn't supported by this "
                 "version of airflow-aiptraining; use 'local' or 'ml_v1'."
             )
+        endpoint = settings.api_endpoint if api_endpoint is None else api_endpoint
+        logging_endpoint = settings.logging_endpoint
+        if settings.service == LOCAL and logging_endpoint == settings.api_endpoint:
+            # The embedded service keeps its jobs' logs itself.
+            logging_endpoint = endpoint
+        there = replace(settings, api_endpoint=endpoint, logging_endpoint=logging_endpoint)
+        if not self._is_anonymous(there):
+            there.check_no_cleartext_tokens(self.gcp_conn_id)
         project = project_id or self.project_id
         if not project:
             raise ConnectionSettingsError(
                 f"Connection {self.gcp_conn_id!r} names no project, and the task neither: set the "
                 "connection's project or the operator's project_id."
             )
-        endpoint = settings.api_endpoint if api_endpoint is None else api_endpoint
-        logging_endpoint = settings.logging_endpoint
-        if settings.service == LOCAL and logging_endpoint == settings.api_endpoint:
-            # The embedded service keeps its jobs' logs itself.
-            logging_endpoint = endpoint
         return MLv1Service(
             check_project(project, self.gcp_conn_id),
             self.get_credentials(),

@@ -18,7 +18,12 @@ from airflow_aiptraining.core.job_ids import in_words
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.core.task_keys import TaskKey
 from airflow_aiptraining.exceptions import JobCancelledError, JobTimeoutError, TransientServiceError
-from airflow_aiptraining.operators.job_result import failure, job_result, waited_too_long
+from airflow_aiptraining.operators.job_result import (
+    failure,
+    job_result,
+    ran_too_long,
+    waited_too_long,
+)
 from airflow_aiptraining.operators.kill_signal import KillSignal
 from airflow_aiptraining.operators.waiting import (
     CANCEL_LIMIT,
@@ -141,16 +146,26 @@ class AwaitedJob:
         """Return the result of a job that has ended, or raise its failure.
 
         :raises JobFailedError: it FAILED, or the service found no machine for it in time.
+        :raises JobTimeoutError: the service ended it at the deadline.
         :raises AirflowFailException: somebody cancelled it; a retry would overrule them.
         """
         if JobState.of(self.job).is_successful:
             result = job_result(self.job, self.service.project_id)
             log.info("Job %s SUCCEEDED: %s", self.job_id, result)
             return result
-        error = failure(self.job, self.service, self.service_name, self.url)
-        if isinstance(error, JobCancelledError) and not waited_too_long(self.job):
-            raise AirflowFailException(str(error)) from error
-        raise error
+        error = failure(
+            self.job,
+            self.service,
+            self.service_name,
+            self.url,
+            cure="A retry or a clear of the task makes the next attempt.",
+        )
+        if not isinstance(error, JobCancelledError) or waited_too_long(self.job):
+            raise error
+        if self.timeout is not None and ran_too_long(self.job, self.timeout):
+            # The service's own clock was faster than ours: Airflow or the network was down.
+            raise JobTimeoutError(str(error)) from error
+        raise AirflowFailException(str(error)) from error
 
     def time_out(self) -> dict[str, Any]:
         """Cancel a job whose deadline has passed; return its result if it had just succeeded.

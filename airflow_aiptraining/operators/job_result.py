@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import islice
@@ -96,12 +97,13 @@ def printable(text: str) -> str:
 
 
 def failure(
-    job: Mapping[str, Any], service: MLv1Service, service_name: str, url: str
+    job: Mapping[str, Any], service: MLv1Service, service_name: str, url: str, *, cure: str
 ) -> JobFailedError:
     """Return the error for a job that ended without success.
 
     :param job: FAILED or CANCELLED.
     :param url: where a person sees the job.
+    :param cure: what to do about one that FAILED.
     """
     job_id = str(job.get("jobId"))
     state = JobState.of(job)
@@ -110,9 +112,7 @@ def failure(
     parts = [
         f"Training job {in_words(job_id)} in project {service.project_id!r} on {service_name} "
         f"ended {state}{f': {reason.strip()}' if reason else '.'}",
-        _why_cancelled(job)
-        if state is JobState.CANCELLED
-        else "A retry or a clear of the task makes the next attempt.",
+        _why_cancelled(job) if state is JobState.CANCELLED else cure,
     ]
     if any("unrecognized arguments" in line and "--job-dir" in line for line in tail):
         parts.append(
@@ -129,7 +129,7 @@ def failure(
 def _why_cancelled(job: Mapping[str, Any]) -> str:
     if waited_too_long(job):
         return "It waited longer than scheduling.maxWaitTime for machines; a retry asks again."
-    if "maxrunningtime" in str(job.get("errorMessage") or "").lower():
+    if _was_stopped_at(job, "maxrunningtime"):
         return (
             "It ran longer than scheduling.maxRunningTime allows: raise that, or the operator's "
             "timeout, then clear the task to train again."
@@ -142,5 +142,23 @@ def waited_too_long(job: Mapping[str, Any]) -> bool:
 
     Such a job never started; one that somebody cancelled in the queue has no such message.
     """
-    words = str(job.get("errorMessage") or "").lower()
-    return not job.get("startTime") and ("maxwaittime" in words or "max_wait_time" in words)
+    return not job.get("startTime") and _was_stopped_at(job, "maxwaittime")
+
+
+def ran_too_long(job: Mapping[str, Any], timeout: float) -> bool:
+    """Tell whether the service cancelled the job at a limit that a task's timeout gave it.
+
+    :param timeout: seconds.
+    """
+    limit = job.get("trainingInput", {}).get("scheduling", {}).get("maxRunningTime")
+    return limit == running_time_of(timeout) and _was_stopped_at(job, "maxrunningtime")
+
+
+def running_time_of(timeout: float) -> str:
+    """Return the ``maxRunningTime`` that a task's timeout means: whole seconds, rounded up."""
+    return f"{math.ceil(timeout)}s"
+
+
+def _was_stopped_at(job: Mapping[str, Any], limit: str) -> bool:
+    words = str(job.get("errorMessage") or "").lower().replace("_", "")
+    return limit in words

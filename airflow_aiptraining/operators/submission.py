@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -212,6 +212,7 @@ class Submission:
                     raise
                 log.warning("%s. No job was made; sending it again in %.0f s.", error, pause)
                 time.sleep(pause)
+                self._ledger()
             else:
                 return created, None
 
@@ -261,7 +262,10 @@ class Submission:
     def _cancel(self, service: MLv1Service, found: dict[str, Any], attempt: int) -> dict[str, Any]:
         job_id = found["jobId"]
         # Airflow refuses this write to a process whose task instance it has replaced.
-        self._write(job_id, service, attempt)
+        if (ledger := self._ledger()) is not None and ledger.describes(found):
+            self.store.set(LEDGER_KEY, replace(ledger, try_number=self.try_number).to_json())
+        else:
+            self._write(job_id, service, attempt)
         try:
             patiently(lambda: service.cancel_job(job_id), patience=self.patience)
         except ServiceError as error:
@@ -303,18 +307,19 @@ class Submission:
     def _tell_differences(self, found: Mapping[str, Any]) -> None:
         """Say what this try would submit otherwise than the job that it keeps."""
         try:
-            spec = self._prepared.spec
+            differs = found.get("labels", {}).get(SPEC) != self._prepared.spec
+            fields = self._differences(found) if differs else []
         except Exception as error:  # whatever it is: the job that is there needs none of it
             log.warning(
                 "Job %s is kept, although none could be submitted now: %s", found["jobId"], error
             )
             return
-        if found.get("labels", {}).get(SPEC) != spec:
+        if differs:
             log.warning(
                 "Job %s was submitted with other values than the DAG gives now (%s). It is kept; "
                 "clear the task to train with the new ones.",
                 found.get("jobId"),
-                ", ".join(self._differences(found)) or "its package or labels",
+                ", ".join(fields) or "its package or labels",
             )
 
     def _differences(self, found: Mapping[str, Any]) -> list[str]:

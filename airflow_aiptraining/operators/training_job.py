@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -212,11 +211,9 @@ class AIPTrainingJobOperator(BaseOperator):
         """Submit the job, or find the one that an earlier try submitted, and wait for it."""
         return self._obtain_and_wait(context)
 
-    def execute_after_end(
-        self, context: Context, event: Mapping[str, Any], job_id: str | None = None
-    ) -> Any:
+    def execute_after_end(self, context: Context, event: Any, job_id: str | None = None) -> Any:
         """Go on when an earlier attempt that was being cancelled has ended."""
-        if event["event"] == "timeout" and not self._is_strange(event, job_id):
+        if not self._is_strange(event, job_id) and event["event"] == "timeout":
             raise _cancelling_too_long(event["job_id"])
         return self._obtain_and_wait(context)
 
@@ -346,12 +343,14 @@ class AIPTrainingJobOperator(BaseOperator):
 
     def _with_running_time(self, request: JobRequest) -> JobRequest:
         """Bound the bill with Airflow down: the whole timeout, where no maxRunningTime is set."""
+        from airflow_aiptraining.operators.job_result import running_time_of
+
         scheduling = request.merged.job.get("trainingInput", {}).get("scheduling") or {}
         if self.timeout is None or not isinstance(scheduling, Mapping):
             return request
         if scheduling.get("maxRunningTime"):
             return request
-        limit = {**scheduling, "maxRunningTime": f"{math.ceil(self.timeout)}s"}
+        limit = {**scheduling, "maxRunningTime": running_time_of(self.timeout)}
         return request.with_values("argument timeout", {"scheduling": limit})
 
     def _service_at(self, ledger: Ledger) -> MLv1Service:
@@ -470,24 +469,23 @@ class AIPTrainingJobOperator(BaseOperator):
 
     # Judging ----------------------------------------------------------------------------------
 
-    def _is_strange(self, event: Mapping[str, Any], job_id: str | None) -> bool:
+    def _is_strange(self, event: Any, job_id: str | None) -> bool:
         """Tell whether Airflow gave this task the event of another task's trigger.
 
         Seen on SQLite, which gives a new trigger the id of one that was just deleted while the
         triggerer still runs that one.
         """
-        if job_id is None or event["job_id"] == job_id:
+        told = event.get("job_id") if isinstance(event, Mapping) else None
+        if told is not None and job_id in (None, told):
             return False
         self.log.warning(
-            "The event is of job %s; this task waits for %s, and looks for it anew.",
-            event["job_id"],
+            "The event is of %s; this task waits for job %s, and looks for it anew.",
+            f"job {told}" if told else "another kind of trigger",
             job_id,
         )
         return True
 
-    def execute_complete(
-        self, context: Context, event: Mapping[str, Any], job_id: str | None = None
-    ) -> Any:
+    def execute_complete(self, context: Context, event: Any, job_id: str | None = None) -> Any:
         """Judge the job that the trigger waited for.
 
         :param job_id: of the job that this task deferred for; ``None`` for a task that an earlier

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_aiptraining.core import job_ids
 from airflow_aiptraining.core.attempts import OWNER
 from airflow_aiptraining.core.conditions import parse_conditions
-from airflow_aiptraining.core.gates import parse_time, utc
+from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.exceptions import (
     GateNotPassedError,
     InvalidJobIdError,
     JobNotFoundError,
     StagingError,
-    TransientServiceError,
 )
+from airflow_aiptraining.sensors.job_sensor import JobSensor, StillWaitingError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_aiptraining.hooks.model_gate import GatedJob, ModelGate
-    from airflow_aiptraining.hooks.training import AIPTrainingHook
     from airflow_aiptraining.services.ml_v1 import MLv1Service
 
-_AWAY_KEY = "aiptraining_away_since"
 
-
-class AIPModelExportSensor(BaseSensorOperator):
+class AIPModelExportSensor(JobSensor):
     """Passes once a job has SUCCEEDED, its model is whole and new, and its metrics are good enough.
 
     A model is taken only if every part of it was written after the job was created, so an attempt
@@ -42,13 +37,17 @@ class AIPModelExportSensor(BaseSensorOperator):
     numbers under dotted names), ``conditions``, ``logical_date`` (``None`` for a job that no DAG
     run submitted), ``attempt``, ``spec``, ``create_time``, ``end_time``, ``trial_id``.
 
-    Nothing is remembered between pokes: modes ``poke`` and ``reschedule`` both work.
+    With ``deferrable=True`` the triggerer waits for the job's end, and then from look to look for
+    its model; modes ``poke`` and ``reschedule`` are those of every sensor.  The job is never
+    cancelled.
 
     :param job_id: the job; or the whole result of
         :class:`~airflow_aiptraining.operators.training_job.AIPTrainingJobOperator`
         (``job_id=train.output``).
     :param job_id_base: instead of ``job_id``: the base that the training task has; the newest
-        attempt for ``logical_date`` is taken, and waited for if there is none yet.
+        attempt for ``logical_date`` is taken, and waited for if there is none yet, or if that one
+        failed and its task may make another (see
+        :class:`~airflow_aiptraining.sensors.training_job.AIPTrainingJobSensor`).
     :param logical_date: of the training run, where it isn't this DAG run; ISO 8601 or a datetime.
     :param map_index: of a mapped training task; -1 for one that isn't mapped.
     :param job_dir: where the job writes, if its own ``jobDir`` doesn't say.
@@ -70,30 +69,26 @@ class AIPModelExportSensor(BaseSensorOperator):
     :param project_id: of the job; the connection's where not given.
     :param gcp_conn_id: see :class:`~airflow_aiptraining.hooks.training.AIPTrainingHook`.
     :param impersonation_chain: the same.
+    :param deferrable: wait in the triggerer, without a worker, whatever ``mode`` says; by default
+        Airflow's ``[operators] default_deferrable``.
+
+    While the sensor is deferred, its ``timeout`` counts from the start of this try;
+    ``exponential_backoff`` has no effect there.
     """
 
     template_fields: Sequence[str] = (
-        "job_id",
-        "job_id_base",
-        "logical_date",
+        *JobSensor.template_fields,
         "job_dir",
         "model_uri",
         "model_files",
         "metrics",
         "conditions",
         "on_failed_condition",
-        "project_id",
-        "gcp_conn_id",
-        "impersonation_chain",
     )
 
     def __init__(
         self,
         *,
-        job_id: Any = None,
-        job_id_base: str | None = None,
-        logical_date: str | datetime | None = None,
-        map_index: int = -1,
         job_dir: str | None = None,
         model_uri: str | None = None,
         model_files: str | Sequence[str] | None = None,
@@ -102,20 +97,9 @@ class AIPModelExportSensor(BaseSensorOperator):
         on_failed_condition: str = "fail",
         settle_time: float = 30.0,
         grace_period: float | None = 900.0,
-        project_id: str | None = None,
-        gcp_conn_id: str = "aiptraining_default",
-        impersonation_chain: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if (job_id is None) == (job_id_base is None):
-            raise ValueError(
-                f"{self.task_id}: give either job_id, e.g. job_id=train.output, or job_id_base."
-            )
-        self.job_id = job_id
-        self.job_id_base = job_id_base
-        self.logical_date = logical_date
-        self.map_index = map_index
         self.job_dir = job_dir
         self.model_uri = model_uri
         self.model_files = model_files
@@ -124,24 +108,11 @@ class AIPModelExportSensor(BaseSensorOperator):
         self.on_failed_condition = on_failed_condition
         self.settle_time = settle_time
         self.grace_period = grace_period
-        self.project_id = project_id
-        self.gcp_conn_id = gcp_conn_id
-        self.impersonation_chain = impersonation_chain
-        self._away_since: datetime | None = None
         if isinstance(conditions, (str, list, tuple, dict)) and "{{" not in str(conditions):
             parse_conditions(conditions)  # one that can't be read is the DAG's import error
 
-    @cached_property
-    def hook(self) -> AIPTrainingHook:
-        """The connection's hook."""
-        from airflow_aiptraining.hooks.training import AIPTrainingHook
-
-        return AIPTrainingHook(
-            gcp_conn_id=self.gcp_conn_id, impersonation_chain=self.impersonation_chain
-        )
-
-    def poke(self, context: Context) -> PokeReturnValue:
-        """Look once.
+    def look(self, context: Context) -> dict[str, Any]:
+        """Return the verdict on a model that passes.
 
         :raises AirflowFailException: waiting and retrying won't help; the text says why.
         :raises AirflowSkipException: a condition failed and ``on_failed_condition`` is ``skip``.
@@ -151,25 +122,21 @@ class AIPModelExportSensor(BaseSensorOperator):
         try:
             gate = self._gate()
             named = self.job_id if isinstance(self.job_id, Mapping) else {}
-            service = self.hook.get_service(self.project_id or named.get("project_id"))
+            service = self._service(named.get("project_id"))
             work = self._find_job(service, context)
+            if not JobState.of(work.job).is_terminal:
+                self._note_active(work.job, service)
             verdict = gate.judge(work, self.hook.get_storage_client(), datetime.now(UTC))
         except NotYetError as reason:
-            self.log.info("Not yet: %s", reason)
-            return PokeReturnValue(is_done=False)
-        except TransientServiceError as error:
-            since = self._away(context)
-            self.log.warning("No answer since %s, looking again later: %s", utc(since), error)
-            return PokeReturnValue(is_done=False)
+            raise StillWaitingError(str(reason)) from reason
         except ConditionFailedError as error:
             if self.on_failed_condition == "skip":
                 raise AirflowSkipException(str(error)) from error
             raise AirflowFailException(str(error)) from error
         except (GateNotPassedError, StagingError, InvalidJobIdError) as error:
             raise AirflowFailException(str(error)) from error
-        self._away_since = None
         self.log.info("Job %s passes with %s", work.job_id, verdict["model_uri"])
-        return PokeReturnValue(is_done=True, xcom_value=verdict)
+        return verdict
 
     def _gate(self) -> ModelGate:
         from airflow_aiptraining.hooks.model_gate import ModelGate
@@ -197,7 +164,14 @@ class AIPModelExportSensor(BaseSensorOperator):
         from airflow_aiptraining.hooks.model_gate import GatedJob
 
         if self.job_id is None:
-            return self._newest_attempt(service, context)
+            newest = self._newest_attempt(service, context)
+            if newest.has_failed:
+                reason = newest.job.get("errorMessage") or "the service gave no reason"
+                raise GateNotPassedError(
+                    f"Job {newest.job_id!r} ended {newest.state}, so it has no model to pass on: "
+                    f"{reason} {newest.cure(self.hook)}"
+                )
+            return GatedJob(newest.job, service.project_id, newest.work.stamp, newest.number)
         named = self.job_id.get("job_id") if isinstance(self.job_id, Mapping) else self.job_id
         if not isinstance(named, str) or named in ("", "None"):
             raise GateNotPassedError(
@@ -214,33 +188,3 @@ class AIPModelExportSensor(BaseSensorOperator):
         if found is None or OWNER not in job.get("labels", {}):
             return GatedJob(job, service.project_id)
         return GatedJob(job, service.project_id, found[0].stamp, found[1])
-
-    def _newest_attempt(self, service: MLv1Service, context: Context) -> GatedJob:
-        from airflow_aiptraining.hooks.model_gate import GatedJob, NotYetError
-        from airflow_aiptraining.sensors.finding import newest_attempt, work_of_date
-
-        work = work_of_date(
-            context, str(self.job_id_base), self.logical_date, map_index=self.map_index
-        )
-        found = newest_attempt(service, work)
-        if found is None:
-            raise NotYetError(f"There is no job {work.attempt(1)!r} in {service.project_id!r}.")
-        return GatedJob(found[0], service.project_id, work.stamp, found[1])
-
-    def _away(self, context: Context) -> datetime:
-        """Return since when there has been no answer, as far as this sensor knows."""
-        now = datetime.now(UTC)
-        if not self.reschedule:
-            self._away_since = self._away_since or now
-            return self._away_since
-        # Every poke is a process of its own; what one knows of the last stands in Airflow's store.
-        store: Any = context.get("task_state_store")
-        if store is None:
-            return now
-        known = store.get(_AWAY_KEY) or {}
-        since = now
-        still = timedelta(seconds=3 * self.poke_interval + 120)  # a poke itself may take a minute
-        if known and now - parse_time(known["last"]) < still:
-            since = parse_time(known["since"])
-        store.set(_AWAY_KEY, {"since": utc(since), "last": utc(now)})
-        return since

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from google.auth.credentials import Credentials
 
+from airflow_aiptraining.exceptions import TransientServiceError
 from airflow_aiptraining.services.http import TIMEOUT, ApiClient
+
+#: The end of a log is read for somebody who waits for a failure's cause: one call that isn't
+#: answered counts as lost after so many seconds ...
+TAIL_TIMEOUT = 10.0
+#: ... and no page is asked for after so many.  Cloud Logging may answer page after empty page.
+TAIL_LIMIT = 20.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +83,11 @@ class LogReader:
         """Yield a job's log entries in order, page by page.
 
         :param task_name: only this replica's; empty for all.
+        :param newest_first: the log's end; what isn't found within :data:`TAIL_LIMIT` is left out.
         :raises ServiceError: the log can't be read.
         """
+        until = time.monotonic() + TAIL_LIMIT if newest_first else math.inf
+        doing, found = f"Reading the log of job {job_id!r}", 0
         conditions = [
             '(resource.type="ml_job" OR resource.type="cloudml_job")',
             f'resource.labels.job_id="{job_id}"',
@@ -92,9 +104,19 @@ class LogReader:
         }
         while True:
             request = self._client.api.entries().list(body=body)
-            answer = self._client.execute(request, f"Reading the log of job {job_id!r}")
-            for entry in answer.get("entries", []):
-                yield LogEntry.of(entry)
+            answer = self._client.execute(request, doing)
+            try:
+                entries = [LogEntry.of(entry) for entry in answer.get("entries", [])]
+            except (AttributeError, TypeError) as error:
+                raise TransientServiceError(
+                    f"{doing}: the answer is no list of entries."
+                ) from error
+            yield from entries
             if not answer.get("nextPageToken"):
                 return
+            found += len(entries)
+            if time.monotonic() > until:
+                if found:
+                    return
+                raise TransientServiceError(f"{doing}: nothing found within {TAIL_LIMIT:.0f} s.")
             body = {**body, "pageToken": answer["nextPageToken"]}

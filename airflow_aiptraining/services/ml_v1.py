@@ -6,6 +6,7 @@ The embedded service is an ML v1 endpoint, so it is reached by this class as wel
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ from google.auth.credentials import Credentials
 
 from airflow_aiptraining.exceptions import TransientServiceError
 from airflow_aiptraining.services.http import TIMEOUT, ApiClient
-from airflow_aiptraining.services.logs import LogEntry, LogReader
+from airflow_aiptraining.services.logs import TAIL_TIMEOUT, LogEntry, LogReader
 
 #: The API's largest page.  Source: ML v1 discovery document, ``projects.jobs.list``.
 PAGE_SIZE = 100
@@ -47,8 +48,9 @@ class MLv1Service:
             "ml", "v1", credentials, api_endpoint=api_endpoint, timeout=timeout
         )
 
-    @property
+    @cached_property
     def _jobs(self) -> Any:
+        # Made anew it costs more than a request does.
         return self._client.api.projects().jobs()
 
     def _name(self, job_id: str) -> str:
@@ -152,7 +154,7 @@ class MLv1Service:
             self.project_id,
             self._credentials,
             logging_endpoint=self._logging_endpoint,
-            timeout=self._timeout,
+            timeout=min(self._timeout, TAIL_TIMEOUT) if newest_first else self._timeout,
         )
         return reader.entries(
             job_id, task_name=task_name, newest_first=newest_first, page_size=page_size

@@ -5,11 +5,12 @@ Pure: no I/O, and the clock is handed in.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
 
-#: Requests a minute, per process and place, where no setting says otherwise.
+#: Requests a minute, per process, where no setting says otherwise.
 DEFAULT_BUDGET = 240
 #: So many jobs are read one by one: a list would cost as much.
 FEW = 3
@@ -46,20 +47,29 @@ class RequestBudget:
         self.rate = max(self.per_minute - self._burst, self.per_minute / 2) / 60
         self._left = float(self._burst)
         self._at = clock()
-        #: Requests made so far.
-        self.spent = 0
 
     def reserve(self) -> float:
         """Take one request, and return the seconds to wait before it may be sent."""
         now = self._clock()
         self._left = min(float(self._burst), self._left + (now - self._at) * self.rate) - 1.0
         self._at = now
-        self.spent += 1
         return max(0.0, -self._left / self.rate)
 
-    def interval(self, requests: int) -> float:
-        """Return the seconds between two rounds of so many requests each that can be kept up."""
-        return requests / self.rate
+    def interval(self, requests: int, pause: float = 0.0) -> float:
+        """Return the seconds between two rounds of so many requests each that can be kept up.
+
+        :param pause: seconds that a request had to wait lately: longer where others spend, too.
+        """
+        return requests * max(1 / self.rate, pause)
+
+
+@functools.cache
+def process_budget(per_minute: int) -> RequestBudget:
+    """Return the one budget of this process, whatever places and connections it is spent on.
+
+    :param per_minute: the setting; the same everywhere in a process.
+    """
+    return RequestBudget(per_minute)
 
 
 def first_look(now: float, poll_interval: float) -> float:

@@ -46,5 +46,13 @@ def task_was_given_up(dag_id: str, run_id: str, task_id: str, map_index: int) ->
         ``False`` if it goes on (running, deferred, queued, up for retry ...), has no state, or
         Airflow doesn't answer: the next try then attaches to the job.
     """
-    state = task_state(TaskKey(dag_id, task_id, run_id, map_index))
-    return state is Absent.GONE or (isinstance(state, str) and state in GIVEN_UP)
+    task = TaskKey(dag_id, task_id, run_id, map_index)
+    state = task_state(task)
+    given_up = state is Absent.GONE or (isinstance(state, str) and state in GIVEN_UP)
+    log.info(
+        "State of %s: %s, so it was %s.",
+        task,
+        state.value if isinstance(state, Absent) else state or "none",
+        "given up" if given_up else "not given up",
+    )
+    return given_up

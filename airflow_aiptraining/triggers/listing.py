@@ -64,12 +64,12 @@ class JobLists:
         self._ended_since: datetime | None = None
         self._newest_end: datetime | None = None
 
-    def are_allowed(self, waiting: int) -> bool:
+    def are_allowed(self, due: int) -> bool:
         """Tell whether a list may be asked for: not while they are refused, or were of no use.
 
-        :param waiting: jobs that are waited for.
+        :param due: jobs to find.
         """
-        return waiting > self._again_for or time.monotonic() >= self._again_at
+        return due > self._again_for or time.monotonic() >= self._again_at
 
     @property
     def are_broken(self) -> bool:
@@ -87,13 +87,14 @@ class JobLists:
         """Let a list's cost fade: what it was once isn't held against it for ever."""
         self._pages = max(1, self._pages * 9 // 10)
 
-    def stop(self, why: str, unless_waiting: float = math.inf) -> None:
+    def stop(self, why: str, unless_due: float = math.inf) -> None:
         """Ask for no list for a while.
 
-        :param unless_waiting: jobs; when more than these are waited for, a list may pay again.
+        :param unless_due: jobs; when more than these are to be found, a list may pay again: a
+            triggerer that starts takes up its triggers by and by, and lists are newest first.
         """
         self._again_at = time.monotonic() + LIST_PAUSE
-        self._again_for = unless_waiting
+        self._again_for = unless_due
         log.info(
             "Jobs of %s are read one by one for the next %.0f minutes instead of by list: %s.",
             self._calls.key,
@@ -104,23 +105,24 @@ class JobLists:
     def note_end(self, job: Mapping[str, Any]) -> None:
         """Keep when the newest job ended, by the service's own clock."""
         try:
-            end = datetime.fromisoformat(str(job["endTime"])) - timedelta(seconds=END_OVERLAP)
-        except (KeyError, ValueError):
+            end = datetime.fromisoformat(str(job["endTime"]))
+            end = end.astimezone(UTC) - timedelta(seconds=END_OVERLAP)
+        except (KeyError, ValueError, OverflowError):
             return
-        if end.tzinfo is not None and (self._newest_end is None or end > self._newest_end):
-            self._newest_end = end.astimezone(UTC)
+        if self._newest_end is None or end > self._newest_end:
+            self._newest_end = end
 
     def all_read(self) -> None:
         """Note that the ends noted so far have been told: only newer ones need listing."""
         self._ended_since = self._newest_end
 
-    async def read(self, unread: Waiting, waiting: int, *, is_patient: bool) -> tuple[int, int]:
+    async def read(self, unread: Waiting, *, is_patient: bool) -> tuple[int, int, bool]:
         """List jobs, as long as that costs less than reading each.
 
         :param unread: jobs to find; what was found is taken out of it.
-        :param waiting: jobs that are waited for.
         :param is_patient: ask again for a page that fails.
-        :return: pages read, and waited-for jobs seen on them.
+        :return: pages read, waited-for jobs seen on them, and whether those were all pages of the
+            jobs that haven't ended.
         :raises TransientServiceError: the service doesn't answer; pages that came are used.
         """
         due = len(unread)
@@ -130,7 +132,7 @@ class JobLists:
             )
             self._pages = pages if is_whole else max(pages, self._pages)
             if not is_whole and unread and budget.is_poor(pages, hits, due):
-                self.stop("most jobs of the project are others'", unless_waiting=2 * waiting)
+                self.stop("most jobs of the project are others'", unless_due=2 * due)
             if len(unread) > budget.WORTH_A_PAGE:
                 more = await self._list(self._ended_filter(), unread, is_patient, 1)
                 pages, hits = pages + more[0], hits + more[1]
@@ -141,9 +143,9 @@ class JobLists:
             if isinstance(error, ServiceClosedError) or error.status == 401:
                 raise
             self.stop(str(error))
-            return 0, 0
+            return 0, 0, False
         self._failures = 0
-        return pages, hits
+        return pages, hits, is_whole
 
     async def _list(
         self, filter: str, unread: Waiting, is_patient: bool, patience: int

@@ -20,6 +20,7 @@ from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.exceptions import (
     AIPTrainingError,
     JobNotFoundError,
+    PermissionDeniedError,
     ServiceClosedError,
     ServiceError,
     TransientServiceError,
@@ -31,8 +32,10 @@ from airflow_aiptraining.triggers.waiter import REMINDER, Trouble, Waiter, Waiti
 
 log = logging.getLogger(__name__)
 
-#: So many triggers are woken before others on the event loop have their turn.
-WOKEN_AT_ONCE = 20
+_REFUSALS: dict[type[Exception], str] = {
+    JobNotFoundError: "not found",
+    PermissionDeniedError: "not allowed",
+}
 
 
 class Rounds:
@@ -47,7 +50,8 @@ class Rounds:
         self._waiting = waiting
         self._lists = JobLists(calls, self._take)
         self._jitter = 0.0
-        self._woken = 0
+        #: Seconds that the budget held back a request of the last round.
+        self._pause = 0.0
         self._trouble: Trouble | None = None
         self._failures = 0
         self._interval_told = math.inf
@@ -75,7 +79,7 @@ class Rounds:
             for waiter in _all(unread):
                 now, wall = time.monotonic(), time.time()
                 woken = waiter.missed(self._trouble, self.asks_again_at, now, wall)
-                await self._let_others(woken)
+                await _let_others(woken)
         except Exception as error:
             if not isinstance(error, AIPTrainingError):
                 # A connection that isn't there, a key that can't be read, or a fault of our own.
@@ -87,9 +91,9 @@ class Rounds:
 
         :raises ServiceError: what is left in it was not read for this reason.
         """
-        spent = self._calls.budget.spent
+        spent, held_back = self._calls.spent, self._calls.held_back
         pages = self._lists.pages(len(self._waiting))
-        if not self._lists.are_allowed(len(self._waiting)):
+        if not self._lists.are_allowed(len(unread)):
             self._hold(len(self._waiting))
             await self._read_each(unread, budget.most_reads(0))
         elif not budget.prefers_list(len(unread), pages):
@@ -98,15 +102,15 @@ class Rounds:
         else:
             self._hold(pages)
             await self._read_by_list(unread)
-            self._hold(self._calls.budget.spent - spent)
+            self._hold(self._calls.spent - spent)
+        if self._calls.spent > spent:
+            self._pause = (self._calls.held_back - held_back) / (self._calls.spent - spent)
         if not unread:
             self._lists.all_read()
 
     async def _read_by_list(self, unread: Waiting) -> None:
         try:
-            pages, hits = await self._lists.read(
-                unread, len(self._waiting), is_patient=self._trouble is None
-            )
+            pages, hits, is_whole = await self._lists.read(unread, is_patient=self._trouble is None)
         except TransientServiceError:
             if not self._lists.are_broken:
                 raise
@@ -115,7 +119,7 @@ class Rounds:
             self._lists.stop("it fails while single jobs can be read")
             return
         blind = await self._read_each(unread, budget.most_reads(pages))
-        if pages and blind > max(hits, budget.FEW):
+        if is_whole and blind > max(hits, budget.FEW):
             self._lists.stop("it doesn't show jobs that are there")
 
     async def _read_each(self, unread: Waiting, most: int) -> int:
@@ -168,29 +172,30 @@ class Rounds:
                 continue
             hits += any(not waiter.is_over for waiter in waiters)
             now, wall = time.monotonic(), time.time()
-            unread.pop(job_id, None)
             state = str(job.get("state") or JobState.STATE_UNSPECIFIED)
             self._lists.note_end(job)
             for waiter in waiters:
                 is_early = not waiter.was_looked_at and not waiter.is_due(now, wall)
                 if not waiter.is_over and not is_early:
                     due = budget.next_look(now, waiter.poll_interval, self._jitter)
-                    await self._let_others(waiter.saw(state, due, wall))
+                    await _let_others(waiter.saw(state, due, wall))
+            # Last: after a fault in here, it counts as unread and is told so.
+            unread.pop(job_id, None)
         return hits
 
     async def _refuse(self, unread: Waiting, error: Exception) -> None:
         """Tell that jobs may not be read, or aren't there."""
         now, wall = time.monotonic(), time.time()
         trouble = Trouble(wall, str(error) or type(error).__name__, is_away=False)
-        refusal = "not found" if isinstance(error, JobNotFoundError) else "not allowed"
+        refusal = _REFUSALS.get(type(error), "not readable")
         for waiter in _all(unread):
             if waiter.is_over:
                 continue
             if isinstance(error, ServiceClosedError):
                 waiter.give_up(str(error))
-                await self._let_others(True)
+                await _let_others(True)
             else:
-                await self._let_others(waiter.refused(refusal, trouble, now, wall))
+                await _let_others(waiter.refused(refusal, trouble, now, wall))
 
     def _is_back(self) -> None:
         if self._trouble is not None:
@@ -202,7 +207,7 @@ class Rounds:
 
     def _hold(self, requests: int) -> None:
         """Keep the interval that rounds of so many requests need, and log it where it holds."""
-        self.interval_held = held = self._calls.budget.interval(requests)
+        self.interval_held = held = self._calls.budget.interval(requests, self._pause)
         wanted = min((waiter.poll_interval for waiter in self.waiters()), default=held)
         is_news = not 0.8 < held / self._interval_told < 1.25
         if held > 1.2 * wanted and is_news and time.monotonic() >= self._interval_tell_at:
@@ -217,15 +222,18 @@ class Rounds:
                 self._calls.budget.per_minute,
             )
 
-    async def _let_others(self, woken: bool) -> None:
-        self._woken += woken
-        if self._woken >= WOKEN_AT_ONCE:
-            self._woken = 0
-            await asyncio.sleep(0)
-
 
 def _all(waiting: Waiting) -> list[Waiter]:
     return [waiter for waiters in waiting.values() for waiter in waiters]
+
+
+async def _let_others(woken: bool) -> None:
+    """Let others on the event loop have their turn after each trigger that was woken.
+
+    What a trigger does then is Airflow's: thousands in a row would stop the loop for seconds.
+    """
+    if woken:
+        await asyncio.sleep(0)
 
 
 def _without_job(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Callable
@@ -15,10 +16,12 @@ from airflow_aiptraining.exceptions import (
     ServiceError,
     TransientServiceError,
 )
-from airflow_aiptraining.triggers.budget import DEFAULT_BUDGET, RequestBudget
+from airflow_aiptraining.triggers.budget import DEFAULT_BUDGET, process_budget
 
 if TYPE_CHECKING:
     from airflow_aiptraining.services.ml_v1 import MLv1Service
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -58,15 +61,18 @@ class WatchKey:
 
 
 class ServiceCalls:
-    """Calls the service of one place, within a budget.
+    """Calls the service of one place, within the process's budget.
 
     :param key: the place.
-    :param request_budget: requests a minute.
+    :param request_budget: requests a minute, for all places of the process.
     """
 
     def __init__(self, key: WatchKey, request_budget: int = DEFAULT_BUDGET) -> None:
         self.key = key
-        self.budget = RequestBudget(request_budget)
+        self.budget = process_budget(request_budget)
+        #: Requests that this place made so far, and the seconds that the budget held them back.
+        self.spent, self.held_back = 0, 0.0
+        self._turn = asyncio.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._stuck: list[Future[Any]] = []
         self._service: MLv1Service | None = None
@@ -80,10 +86,13 @@ class ServiceCalls:
         :raises TransientServiceError: no answer, or one that can't be understood.
         :raises ServiceError: as the verb says.
         """
-        pause = self.budget.reserve()
-        if pause > 0 and not at_once:
-            await asyncio.sleep(pause)
         service = await self._current_service()
+        if at_once:
+            self._spend()
+        else:
+            # One at a time, so that places have equal shares however many calls they would make.
+            async with self._turn:
+                await asyncio.sleep(self._spend())
         try:
             return await self._in_thread(lambda: verb(service))
         except PermissionDeniedError:
@@ -93,7 +102,7 @@ class ServiceCalls:
             if self._service is service:
                 self._service = None
             service = await self._current_service()
-            self.budget.reserve()
+            self._spend()
             return await self._in_thread(lambda: verb(service))
         except ServiceError as error:
             if type(error) is ServiceError and not error.status and not _is_untrusted(error):
@@ -107,10 +116,23 @@ class ServiceCalls:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
+    def _spend(self) -> float:
+        """Take a request out of the budget; return the seconds to wait before it may be sent."""
+        pause = self.budget.reserve()
+        self.spent += 1
+        self.held_back += pause
+        return pause
+
     async def _current_service(self) -> MLv1Service:
         async with self._making:
             if self._service is None or time.monotonic() - self._made_at > SERVICE_LIFETIME:
-                self._service = await self._in_thread(self._make_service)
+                try:
+                    self._service = await self._in_thread(self._make_service)
+                except Exception as error:
+                    if self._service is None:
+                        raise
+                    # The old one was good so far; Airflow's database may be away, for instance.
+                    log.warning("Credentials for %s can't be made anew: %s", self.key, error)
                 self._made_at = time.monotonic()
             return self._service
 
@@ -125,10 +147,13 @@ class ServiceCalls:
         pool = self._pool
         future = pool.submit(call)
         answer = asyncio.wrap_future(future)
-        done, _ = await asyncio.wait({answer}, timeout=CALL_LIMIT)
-        if done:
-            return await answer
-        answer.cancel()
+        try:
+            await asyncio.wait({answer}, timeout=CALL_LIMIT)
+            if answer.done():
+                return answer.result()
+        finally:
+            # What comes later is read by nobody, and its event loop may be closed by then.
+            answer.cancel()
         if not future.done():
             self._stuck.append(future)
         if self._pool is pool:

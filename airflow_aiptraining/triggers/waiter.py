@@ -49,7 +49,8 @@ class Waiter:
 
     Attributes that the trigger reads after :meth:`news`: ``state``, the API's word, empty before
     the first look; ``trouble`` of the last look, and ``since`` when (epoch seconds); ``error``, the
-    reason to give up.
+    reason to give up; ``is_over``, true when nothing more can be learnt: the job has ended, or was
+    given up.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class Waiter:
         "deadline",
         "due",
         "error",
+        "is_over",
         "job_id",
         "poll_interval",
         "since",
@@ -81,6 +83,7 @@ class Waiter:
         self.trouble: Trouble | None = None
         self.since = 0.0
         self.error = ""
+        self.is_over = False
         self._future: asyncio.Future[None] | None = None
         self._has_news = False
         self._told = False
@@ -98,11 +101,6 @@ class Waiter:
             finally:
                 self._future = None
         self._has_news = False
-
-    @property
-    def is_over(self) -> bool:
-        """True when nothing more can be learnt: the job has ended, or was given up."""
-        return bool(self.error) or JobState.of({"state": self.state}).is_terminal
 
     @property
     def was_looked_at(self) -> bool:
@@ -131,7 +129,9 @@ class Waiter:
         """
         self.due = next_look
         is_news = state != self.state or self._told or self.deadline <= wall
-        self.state = sys.intern(state)
+        if state != self.state:
+            self.state = sys.intern(state)
+            self.is_over = JobState.of({"state": state}).is_terminal
         self.trouble = None
         self._refusal = ""
         self._told = False
@@ -151,7 +151,7 @@ class Waiter:
     def refused(self, refusal: str, trouble: Trouble, now: float, wall: float) -> bool:
         """Take a refusal; too many of one kind over too long a time end the wait with an error.
 
-        :param refusal: ``not found`` or ``not allowed``.
+        :param refusal: ``not found``, ``not allowed`` or ``not readable``.
         """
         if self._refusal != refusal:
             self._refusal, self._refused_since, self._refused_looks = refusal, now, 0
@@ -172,7 +172,7 @@ class Waiter:
 
     def give_up(self, message: str) -> None:
         """End the wait with an error."""
-        self.error = message
+        self.error, self.is_over = message, True
         self._wake()
 
     def tell_deadline(self) -> None:

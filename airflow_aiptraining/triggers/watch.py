@@ -2,17 +2,19 @@
 
 All triggers of a triggerer share one event loop.  A :class:`JobWatch` stands for one place where
 jobs run, and is shared by everyone in the process who waits for jobs there: one set of credentials,
-one pool of threads with an HTTP connection each, one loop that asks, one budget of requests.  What
-the loop asks is :mod:`airflow_aiptraining.triggers.rounds`.
+one pool of threads with an HTTP connection each, one loop that asks.  What the loop asks is
+:mod:`airflow_aiptraining.triggers.rounds`; the budget of requests is the process's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 import time
 from contextvars import Context
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from airflow_aiptraining.triggers.budget import DEFAULT_BUDGET
 from airflow_aiptraining.triggers.rounds import Rounds
@@ -20,6 +22,8 @@ from airflow_aiptraining.triggers.service_calls import ServiceCalls, WatchKey
 from airflow_aiptraining.triggers.waiter import Waiter, Waiting
 
 __all__ = ["JobWatch", "WatchKey"]
+
+log = logging.getLogger(__name__)
 
 #: The loop looks at the clock this often, in seconds: deadlines hold over a machine's sleep.
 LONGEST_NAP = 30.0
@@ -44,7 +48,7 @@ class JobWatch:
     def shared(cls, key: WatchKey, request_budget: int = DEFAULT_BUDGET) -> JobWatch:
         """Return the process's watch of that place; use it as ``async with``.
 
-        :param request_budget: requests a minute; of the first who asks for this place.
+        :param request_budget: requests a minute, for all places of the process.
         """
         loop = asyncio.get_running_loop()
         watch = cls._shared.get((key, loop))
@@ -69,13 +73,6 @@ class JobWatch:
         """Seconds between two looks at a job that the request budget allows."""
         return self._rounds.interval_held
 
-    async def get_job(self, job_id: str) -> dict[str, Any]:
-        """Return the Job resource, as soon as the budget allows.
-
-        :raises ServiceError: see :meth:`MLv1Service.get_job`.
-        """
-        return await self._calls.call(lambda service: service.get_job(job_id))
-
     async def cancel_job(self, job_id: str) -> None:
         """Ask the service to cancel a job; at once, whatever the budget says."""
         await self._calls.call(lambda service: service.cancel_job(job_id), at_once=True)
@@ -94,6 +91,7 @@ class JobWatch:
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"aiptraining-watch-{self.key.project_id}", context=Context()
             )
+            self._task.add_done_callback(self._ended)
         elif waiter.next_at(now, wall) < self._wakes_at:
             self._sooner.set()
         return waiter
@@ -108,6 +106,16 @@ class JobWatch:
         if not self._waiting and self._task is not None:
             self._task.cancel()
             self._task = None
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End all waits if the loop ended by itself: nobody may wait for what never comes."""
+        if task is not self._task:
+            return
+        self._task = None
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        log.error("The watch of %s broke off.", self.key, exc_info=error)
+        for waiter in self._rounds.waiters():
+            waiter.give_up(f"The watch of {self.key} broke off: {error!r}.")
 
     async def _run(self) -> None:
         while True:
@@ -141,7 +149,7 @@ class JobWatch:
         # Others have their turn, whatever is due.
         await asyncio.sleep(0)
         if pause > 0:
-            try:
-                await asyncio.wait_for(self._sooner.wait(), pause)
-            except TimeoutError:
-                return
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for: before Python 3.12 it may swallow the cancellation by ``leave``.
+                async with asyncio.timeout(pause):
+                    await self._sooner.wait()

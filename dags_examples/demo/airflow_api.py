@@ -63,6 +63,19 @@ class AirflowApi:
             time.sleep(wait)
         raise AssertionError("not reached")
 
+    def call_once(self, method: str, path: str, *, timeout: float = 5, **kwargs: Any) -> Any:
+        """Return the JSON answer of one call, without the patience of :meth:`call`.
+
+        :param timeout: seconds.
+        :raises AirflowApiError: any status of 400 or more.
+        :raises httpx.HTTPError: no answer.
+        """
+        answer = self._client.request(method, path, timeout=timeout, **kwargs)
+        if answer.status_code >= 400:
+            text = f"{method} {path}: {answer.status_code} {answer.text[:500]}"
+            raise AirflowApiError(text, answer.status_code)
+        return answer.json() if answer.content else None
+
     def get(self, path: str, **params: Any) -> Any:
         """Return the answer to GET of a path below /api/v2."""
         return self.call("GET", f"/api/v2{path}", params=params)
@@ -140,6 +153,17 @@ class AirflowApi:
             self.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=100)["task_instances"]
         )
 
+    def all_task_instances(self, **params: Any) -> list[dict[str, Any]]:
+        """Return the task instances of all DAGs and runs, filtered by query parameters."""
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self.get(
+                "/dags/~/dagRuns/~/taskInstances", limit=100, offset=len(found), **params
+            )
+            found += page["task_instances"]
+            if not page["task_instances"] or len(found) >= page["total_entries"]:
+                return found
+
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
         """Return the state of each task of a run (the last instance's for a mapped one)."""
         return {ti["task_id"]: ti["state"] for ti in self.task_instances(dag_id, run_id)}
@@ -170,16 +194,35 @@ class AirflowApi:
             ),
         )
 
-    def clear(self, dag_id: str, run_id: str, task_ids: Sequence[str]) -> None:
-        """Clear tasks of a run, as a person does in the UI."""
+    def clear(
+        self,
+        dag_id: str,
+        run_id: str,
+        tasks: Sequence[str | tuple[str, int]],
+        *,
+        downstream: bool = False,
+        reset_run: bool = True,
+    ) -> None:
+        """Clear tasks of a run, as a person does in the UI.
+
+        :param tasks: task ids; with a map index where only one instance is meant.
+        :param downstream: and all tasks after them.
+        :param reset_run: have the run go on; ``False`` leaves its state as it is.
+        """
         body = {
             "dry_run": False,
             "dag_run_id": run_id,
-            "task_ids": list(task_ids),
+            "task_ids": list(tasks),
             "only_failed": False,
-            "reset_dag_runs": True,
+            "include_downstream": downstream,
+            "reset_dag_runs": reset_run,
         }
         self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
+
+    def clear_run(self, dag_id: str, run_id: str, *, only_failed: bool) -> None:
+        """Clear a run: all its tasks, or those that failed."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/clear"
+        self.call("POST", path, json={"dry_run": False, "only_failed": only_failed})
 
     def set_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         """Mark a task as ``success`` or ``failed``, as a person does in the UI."""
@@ -219,6 +262,44 @@ class AirflowApi:
             for error in entry.get("error_detail") or ():
                 lines.append(f"{error.get('exc_type')}: {error.get('exc_value')}")
         return "\n".join(lines)
+
+    # -- pools and backfills ---------------------------------------------------------------------
+
+    def set_pool(self, name: str, slots: int) -> None:
+        """Make a pool, or change its size."""
+        size = {"slots": slots, "include_deferred": False}
+        try:
+            self.call("POST", "/api/v2/pools", json={"name": name, **size})
+        except AirflowApiError as error:
+            if error.status != 409:
+                raise
+            self.call("PATCH", f"/api/v2/pools/{name}", json={"pool": name, **size})
+
+    def backfill(
+        self, dag_id: str, first: str, last: str, *, reprocess: str, conf: dict[str, Any]
+    ) -> int:
+        """Start a backfill.
+
+        :param first: ISO 8601; both ends are included.
+        :param reprocess: ``none``, ``failed`` or ``completed``: which runs that exist run again.
+        :return: its number.
+        """
+        body = {
+            "dag_id": dag_id,
+            "from_date": first,
+            "to_date": last,
+            "reprocess_behavior": reprocess,
+            "dag_run_conf": conf,
+        }
+        return int(self.call("POST", "/api/v2/backfills", json=body)["id"])
+
+    def backfills(self, dag_id: str) -> list[dict[str, Any]]:
+        """Return a DAG's backfills."""
+        return list(self.get("/backfills", dag_id=dag_id, limit=100)["backfills"])
+
+    def backfill_is_over(self, number: int) -> bool:
+        """Tell whether all runs of a backfill have ended."""
+        return self.get(f"/backfills/{number}")["completed_at"] is not None
 
     # -- assets and connections ------------------------------------------------------------------
 

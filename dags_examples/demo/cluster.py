@@ -162,8 +162,9 @@ class AirflowCluster:
                 self._api.close()
                 self._api = None
             # The api-server last: workers and triggers that end have something to tell it.
-            stop([self.components[name] for name in _HEALTH_NAMES])
-            stop([self.components["api-server"]])
+            last = self.components["api-server"]
+            stop([component for component in self.components.values() if component is not last])
+            stop([last])
             left = end_processes_of(self.home)
             if self._guard is not None:
                 self._guard.close()
@@ -171,6 +172,12 @@ class AirflowCluster:
             if self._owns_home:
                 shutil.rmtree(self.home, ignore_errors=True)
         return left
+
+    def add_triggerer(self, name: str) -> Component:
+        """Start one more triggerer beside the first; it ends with the others."""
+        self.components[name] = self._component(name, command="triggerer")
+        self.components[name].start()
+        return self.components[name]
 
     def kill(self, name: str, signum: int) -> None:
         """Send a signal to one component's process group (not to tasks: they have their own)."""
@@ -206,11 +213,12 @@ class AirflowCluster:
 
     # -- how it is set up ------------------------------------------------------------------------
 
-    def _component(self, name: str) -> Component:
-        argv = [sys.executable, "-m", "airflow", name]
-        if name == "api-server":
+    def _component(self, name: str, command: str = "") -> Component:
+        command = command or name
+        argv = [sys.executable, "-m", "airflow", command]
+        if command == "api-server":
             argv += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-        elif name in ("scheduler", "triggerer"):
+        elif command in ("scheduler", "triggerer"):
             # The api-server reads the log files itself: they are on the same disk.
             argv += ["--skip-serve-logs"]
         return Component(name, argv, env=self.env, log=self.logs / f"{name}.log", cwd=self.home)

@@ -30,15 +30,27 @@ def service() -> Iterator[EmbeddedService]:
 
 
 @pytest.fixture(scope="session")
-def airflow(service: EmbeddedService) -> Iterator[AirflowCluster]:
+def edited_dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DAG bundle of its own, for files that a test writes and edits."""
+    return tmp_path_factory.mktemp("edited")
+
+
+@pytest.fixture(scope="session")
+def airflow(service: EmbeddedService, edited_dags: Path) -> Iterator[AirflowCluster]:
     """Airflow with the example DAGs and those in ``dags``; its connection reaches ``service``."""
     connection = json.dumps(service.connection(BUCKET))
     cluster = AirflowCluster(
-        [ROOT / "dags_examples", Path(__file__).parent / "dags"],
+        [ROOT / "dags_examples", Path(__file__).parent / "dags", edited_dags],
         env={
             "AIRFLOW_CONN_AIPTRAINING_DEFAULT": connection,
             "AIRFLOW__AIPTRAINING__DEPLOYMENT": "tests",
+            # What has died is noticed within half a minute instead of five.
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "25",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+            "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
         },
+        # Tasks that wait in a worker must not keep others waiting.
+        parallelism=8,
     )
     cluster.start()
     try:

@@ -1,9 +1,9 @@
 """Kills processes of a real Airflow at random while it trains, and counts the jobs: ``make chaos``.
 
 A cluster and the embedded service are started, a backfill of short jobs runs on them, and processes
-are killed (kill -9) until all runs have ended.  Then the service's own records are read: for each
-piece of work there must be exactly one job that succeeded, never two at a time, none left, and each
-task's state must be true to its job's.
+are killed, told to end or frozen until all runs have ended.  Then the service's own records are
+read: for each piece of work there must be exactly one job that succeeded, never two at a time, none
+left, and each task's state must be true to its job's.  What people did to a task is allowed for.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import json
 import os
 import random
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,22 +28,29 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "dags_examples" / "demo"))
 
 import httpx  # noqa: E402 - after the path
-from airflow_api import END_STATES, AirflowApi, AirflowApiError  # noqa: E402
+from airflow_api import END_STATES, AirflowApiError  # noqa: E402
 from cluster import AirflowCluster  # noqa: E402
-from kills import WEIGHTS, Chaos  # noqa: E402
+from kills import Chaos  # noqa: E402
+from people import People  # noqa: E402
 from processes import signals_unwind, wait_for  # noqa: E402
+from records import add_logs, jobs_of, run_states, tasks_of  # noqa: E402
+from report import summary  # noqa: E402
 from service import EmbeddedService  # noqa: E402
-from verdict import JobRecord, TaskRecord, Verdict, judge  # noqa: E402
+from verdict import JobRecord, judge  # noqa: E402
 
 from airflow_aiptraining.core.states import JobState  # noqa: E402
-from airflow_aiptraining.core.task_keys import TaskKey  # noqa: E402
 
 DAG = "chaos"
 BUCKET = "chaos"
+#: Tasks that are queued or running in a worker, see dags/chaos.py.
+POOL = "chaos"
+POOL_SLOTS = 6
 FIRST_DAY = date(2000, 2, 1)
 TASKS_A_RUN = 4
 #: Which instances fail how often by themselves, see dags/chaos.py.
 FAILURES_MEANT = {("mapped", 1): 1}
+#: Seconds between two lines about the progress.
+PROGRESS_EVERY = 30
 #: Airflow notices a loss after minutes by default; a test can't wait that long.
 LOWERED = {
     "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
@@ -64,10 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if every rule held."""
     options = _options(arguments)
     runs = -(-options.tasks // TASKS_A_RUN)
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10_000)
-    limit = options.limit or 240 + 45 * runs * options.stretch
     home = Path(tempfile.mkdtemp(prefix="aiptraining-chaos-"))
-    print(f"{runs} runs of {TASKS_A_RUN} tasks, seed {seed}, at most {limit} s; {home}")
+    print(f"{runs} runs of {TASKS_A_RUN} tasks, seed {options.seed}, kills for {options.limit} s")
+    print(f"records and logs: {home}")
     print("lowered: " + ", ".join(f"{name}={value}" for name, value in LOWERED.items()))
     started = time.monotonic()
     service = EmbeddedService(data=home / "service", options=["--capacity", "8"])
@@ -87,18 +92,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 },
             )
             chaos = Chaos(
-                airflow, service, seed, options.pauses, downtimes=(0.5, 4.0), most=options.kills
+                airflow,
+                service,
+                options.seed,
+                options.pauses,
+                downtimes=(0.5, 4.0),
+                most=options.kills,
+                count_running=lambda: _count(service, JobState.RUNNING),
+                count_done=lambda: _count(service, JobState.SUCCEEDED),
             )
             try:
                 airflow.start()
-                report = _run(airflow, service, chaos, runs, options, limit)
+                report = _run(airflow, service, chaos, runs, options)
             finally:
                 left += airflow.stop()
                 report["outlived_their_parents"] = chaos.end_orphans()
         finally:
             left += service.stop()
     report = {
-        "seed": seed,
+        "seed": options.seed,
+        "stretch": options.stretch,
         "seconds": round(time.monotonic() - started),
         "lowered": LOWERED,
         **report,
@@ -107,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broken = bool(report["violations"] or left)
     if options.report:
         options.report.write_text(json.dumps(report, indent=2))
-    print(json.dumps(report) if options.json else _summary(report))
+    print(json.dumps(report) if options.json else summary(report))
     if broken or options.keep:
         print(f"Records and logs: {home}")
     else:
@@ -124,16 +137,37 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--pauses",
         type=float,
         nargs=2,
-        default=(3.0, 10.0),
+        default=(4.0, 12.0),
         metavar=("FROM", "TO"),
-        help="seconds between two kills; default: 3 10",
+        help="seconds between two kills; default: 4 12",
     )
-    parser.add_argument("--stretch", type=int, default=1, help="factor of the trainers' 2 to 6 s")
-    parser.add_argument("--limit", type=int, help="seconds that all runs may take")
+    parser.add_argument(
+        "--stretch",
+        type=int,
+        help="factor of the trainers' 2 to 6 s; default: 2, from 100 tasks on 6",
+    )
+    parser.add_argument(
+        "--people",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the tasks that people clear or mark failed, each once; default: 0",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        help="seconds after which nothing is killed any more, and as many again in which the runs "
+        "must end then; default: 600 and 15 for a task",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON, in one line")
     parser.add_argument("--report", type=Path, help="write the report to this file as well")
     parser.add_argument("--keep", action="store_true", help="keep records and logs")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(10_000)
+    options.stretch = options.stretch or (2 if options.tasks < 100 else 6)
+    options.limit = options.limit or 600 + 15 * options.tasks
+    return options
 
 
 def _run(
@@ -142,36 +176,52 @@ def _run(
     chaos: Chaos,
     runs: int,
     options: argparse.Namespace,
-    limit: float,
 ) -> dict[str, Any]:
     """Run the backfill under kills and return the report."""
     airflow.api.wait_for_dags([DAG])
+    airflow.api.set_pool(POOL, POOL_SLOTS)
     airflow.api.unpause(DAG)
     last = FIRST_DAY + timedelta(days=runs - 1)
-    dates = ["--from-date", str(FIRST_DAY), "--to-date", str(last)]
-    conf = ["--dag-run-conf", json.dumps({"stretch": options.stretch}), "--max-active-runs", "8"]
-    airflow.run_cli(["backfill", "create", "--dag-id", DAG, *dates, *conf])
+    conf = {"stretch": options.stretch}
     began = time.monotonic()
+    airflow.api.backfill(DAG, _utc(FIRST_DAY), _utc(last), reprocess="none", conf=conf)
+    touched = round(options.people * options.tasks)
+    people = People(
+        airflow.api,
+        DAG,
+        options.seed,
+        touched,
+        pauses=(5, 12),
+        training=lambda: {job.task for job in jobs_of(service) if job.task and _runs(job)},
+    )
     chaos.begin()
-    states = _wait_for_runs(airflow.api, chaos, runs, began + limit)
+    states = _wait_for_runs(airflow, service, chaos, people, runs, options.limit)
     seconds = round(time.monotonic() - began)
     chaos.settle()
     with contextlib.suppress(TimeoutError):
         airflow.wait_until_healthy(timeout=60)
-    orphans = [job for job in _jobs(service) if not JobState(job.state).is_terminal]
+    orphans = [job for job in jobs_of(service) if not JobState(job.state).is_terminal]
     reaped = _reap(airflow)
     _wait_for_end(service)
-    tasks = list(_tasks(airflow.api))
-    jobs = _jobs(service)
-    verdict = judge(jobs, tasks, expected=runs * TASKS_A_RUN, failures_meant=FAILURES_MEANT)
+    tasks = list(tasks_of(airflow.api, DAG))
+    jobs = jobs_of(service)
+    verdict = judge(
+        jobs,
+        tasks,
+        expected=runs * TASKS_A_RUN,
+        failures_meant=FAILURES_MEANT,
+        events=people.events,
+    )
     if reaped["code"]:
         verdict.violations.append({"rule": "the reaper failed", "task": None, "jobs": []})
-    _add_logs(airflow.api, verdict)
+    add_logs(airflow.api, verdict)
     return {
         "runs": dict(Counter(states.values())),
         "seconds_of_runs": seconds,
         "kills": chaos.by_kind(),
         "kill_list": chaos.kills,
+        "restarts_for_lost_tasks": chaos.rescues,
+        "people": people.by_kind(),
         "tasks": dict(Counter(str(task.state) for task in tasks)),
         "tries": sum(task.tries for task in tasks),
         "jobs": dict(Counter(job.state for job in jobs)),
@@ -184,37 +234,42 @@ def _run(
     }
 
 
-def _wait_for_runs(api: AirflowApi, chaos: Chaos, runs: int, until: float) -> dict[str, str]:
+def _wait_for_runs(
+    airflow: AirflowCluster,
+    service: EmbeddedService,
+    chaos: Chaos,
+    people: People,
+    runs: int,
+    limit: float,
+) -> dict[str, str]:
     """Go on killing until all runs have ended or the time is up; return their states."""
     states: dict[str, str] = {}
-    asked = 0.0
-    while time.monotonic() < until:
+    began = asked = told = time.monotonic()
+    while (now := time.monotonic()) < began + 2 * limit:
+        if now > began + limit and not chaos.is_over:
+            print("The time is up: nothing is killed any more.")
+            chaos.settle()
         chaos.go_on()
-        if time.monotonic() - asked > 1.5:
-            asked = time.monotonic()
-            with contextlib.suppress(httpx.HTTPError, AirflowApiError):
-                states = _run_states(api)
-                if len(states) == runs and set(states.values()) <= END_STATES:
-                    return states
+        if not chaos.is_away("api-server"):
+            people.go_on()
+            if now - asked > 1.5:
+                asked = now
+                with contextlib.suppress(httpx.HTTPError, AirflowApiError):
+                    states = run_states(airflow.api, DAG)
+                    if len(states) == runs and set(states.values()) <= END_STATES:
+                        return states
+        if now - told > PROGRESS_EVERY:
+            told = now
+            ended = sum(state in END_STATES for state in states.values())
+            print(
+                f"  {now - began:6.1f} s  {ended} of {runs} runs have ended, "
+                f"{_count(service, JobState.SUCCEEDED)} jobs SUCCEEDED, "
+                f"{_count(service, JobState.RUNNING)} run, {len(chaos.kills)} kills",
+                flush=True,
+            )
         time.sleep(0.1)
-    print("The time is up; runs have not ended.")
+    print("The time is up, and runs have not ended.")
     return states
-
-
-def _run_states(api: AirflowApi) -> dict[str, str]:
-    # Not api.get: its patience would hold up the kills.
-    client = api._client
-    states: dict[str, str] = {}
-    while True:
-        answer = client.get(
-            f"/api/v2/dags/{DAG}/dagRuns", params={"limit": 100, "offset": len(states)}, timeout=5
-        )
-        if answer.status_code != 200:
-            raise AirflowApiError(answer.text, answer.status_code)
-        found = answer.json()["dag_runs"]
-        states |= {run["dag_run_id"]: run["state"] for run in found}
-        if len(found) < 100:
-            return states
 
 
 def _reap(airflow: AirflowCluster) -> dict[str, Any]:
@@ -237,111 +292,26 @@ def _wait_for_end(service: EmbeddedService) -> None:
     """Give what was cancelled the time to end."""
     with contextlib.suppress(TimeoutError):
         wait_for(
-            lambda: all(JobState(job.state) is not JobState.CANCELLING for job in _jobs(service)),
+            lambda: all(JobState(job.state) is not JobState.CANCELLING for job in jobs_of(service)),
             timeout=30,
             what="cancelled jobs to end",
         )
 
 
-def _jobs(service: EmbeddedService) -> list[JobRecord]:
-    """Return what the service's own database says, past its API."""
-    [path] = service.data.rglob("jobs.sqlite")
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        rows = database.execute(
-            "SELECT job_id, state, labels, create_time, start_time, end_time, error_message"
-            " FROM jobs ORDER BY number"
-        ).fetchall()
-    return [
-        JobRecord(job_id, state, TaskKey.from_labels(json.loads(labels)), *times, error[:500])
-        for job_id, state, labels, *times, error in rows
-    ]
+def _runs(job: JobRecord) -> bool:
+    return job.state == JobState.RUNNING
 
 
-def _tasks(api: AirflowApi) -> Iterator[TaskRecord]:
-    """Give what Airflow says of every task instance."""
-    mismatches = Counter(
-        (entry["run_id"], entry["task_id"], entry["map_index"])
-        for entry in _pages(api, "/eventLogs", "event_logs", dag_id=DAG, event="state mismatch")
-    )
-    instances = _pages(api, f"/dags/{DAG}/dagRuns/~/taskInstances", "task_instances")
-    for ti in instances:
-        run_id, task_id, map_index = ti["dag_run_id"], ti["task_id"], ti["map_index"]
-        job = ""
-        if ti["state"] == "success":
-            with contextlib.suppress(AirflowApiError):
-                job = (api.xcom(DAG, run_id, task_id, map_index=map_index) or {}).get("job_id", "")
-        yield TaskRecord(
-            TaskKey(DAG, task_id, run_id, map_index),
-            ti["state"],
-            ti["try_number"],
-            ti["max_tries"],
-            job,
-            mismatches[run_id, task_id, map_index],
-        )
+def _count(service: EmbeddedService, state: JobState) -> int:
+    return sum(job.state == state for job in jobs_of(service))
 
 
-def _pages(api: AirflowApi, path: str, name: str, **params: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    while True:
-        page = api.get(path, limit=100, offset=len(found), **params)[name]
-        found += page
-        if len(page) < 100:
-            return found
-
-
-def _add_logs(api: AirflowApi, verdict: Verdict) -> None:
-    """Add the ends of the logs of all tries to the tasks that broke a rule."""
-    for found in [*verdict.violations, *verdict.raced]:
-        if task := found["task"]:
-            key = TaskKey(**task["key"])
-            logs = {}
-            for number in range(1, task["tries"] + 1):
-                try:
-                    text = api.log(DAG, key.run_id, key.task_id, number, key.map_index)
-                except (AirflowApiError, httpx.HTTPError) as error:
-                    text = f"(no log: {error})"
-                logs[number] = text[-2500:]
-            found["logs"] = logs
+def _utc(day: date) -> str:
+    return f"{day}T00:00:00Z"
 
 
 def _brief(job: JobRecord) -> dict[str, Any]:
     return {"job_id": job.job_id, "state": job.state, "task": str(job.task)}
-
-
-def _summary(report: dict[str, Any]) -> str:
-    kills = report["kills"]
-    told = ", ".join(f"{kills[kind]} × {kind}" for kind in WEIGHTS if kind in kills)
-    lines = [
-        f"seed {report['seed']}: runs {report['runs']} in {report['seconds_of_runs']} s, "
-        f"{report['seconds']} s in all",
-        f"killed: {sum(kills.values())} ({told})",
-        f"tasks: {report['tasks']}, {report['tries']} tries; "
-        f"tasks by attempts: {report['tasks_by_attempts']}",
-        f"jobs: {report['jobs']}",
-        f"orphans before the reaper: {report['orphans_before_reaper'] or 'none'}",
-        f"Airflow's word and its executor's differed {report['airflow_mismatches']} times; "
-        f"tasks failed by that although their job succeeded: "
-        f"{len(report['failed_by_airflows_race'])}",
-    ]
-    if report["outlived_their_parents"]:
-        lines.append(f"ended after all: {report['outlived_their_parents']}")
-    if report["processes_left"]:
-        lines.append(f"processes left: {report['processes_left']}")
-    for violation in report["violations"]:
-        lines.append(f"VIOLATION: {violation['rule']}")
-        if task := violation["task"]:
-            lines.append(f"  task {task['name']}: {task['state']}, try {task['tries']}")
-        for job in violation["jobs"]:
-            times = "  ".join(
-                "-" if job[name] is None else f"{name} {job[name] % 86400:.1f}"
-                for name in ("created", "started", "ended")
-            )
-            lines.append(f"  job {job['job_id']}: {job['state']}  {times}  {job['error'][:120]}")
-        for number, log in violation.get("logs", {}).items():
-            lines.append(f"  try {number}:")
-            lines += [f"    | {line}" for line in log.splitlines()[-12:]]
-    lines.append("every rule held" if not report["violations"] else "RULES WERE BROKEN")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Kills processes of a cluster and its service, and starts them again."""
+"""Kills, drains and freezes processes of a cluster and its service, and brings them back."""
 
 from __future__ import annotations
 
@@ -9,34 +9,64 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psutil
 from cluster import AirflowCluster
 from processes import Component
+from records import count_queued
 from service import EmbeddedService
 
-#: How often each kind is drawn, relative to the others.
+KILL = "kill -9"
+DRAIN = "SIGTERM"
+FREEZE = "freeze"
+#: How often each kind is drawn, relative to the others: what is done, and to whom.
 WEIGHTS = {
-    "task runner": 4,
-    "task supervisor": 3,
-    "triggerer": 3,
-    "scheduler and its workers": 1,
-    "scheduler alone": 1,
-    "api-server": 2,
-    "training service": 3,
+    (KILL, "task runner"): 4,
+    (KILL, "task supervisor"): 3,
+    (KILL, "triggerer"): 3,
+    (KILL, "scheduler and its workers"): 1,
+    (KILL, "scheduler alone"): 1,
+    (KILL, "api-server"): 2,
+    (KILL, "dag-processor"): 1,
+    (KILL, "training service"): 3,
+    (DRAIN, "task runner"): 2,
+    (DRAIN, "task supervisor"): 2,
+    (FREEZE, "task supervisor"): 2,
+    (FREEZE, "triggerer"): 2,
+    (FREEZE, "scheduler and its workers"): 1,
+    (FREEZE, "api-server"): 1,
+    (FREEZE, "training service"): 1,
 }
+#: Seconds that something stays frozen, at least and at most: beyond the thresholds at which Airflow
+#: takes it for lost (chaos.LOWERED).
+FREEZES = {
+    "task supervisor": (18.0, 26.0),
+    "triggerer": (18.0, 26.0),
+    "scheduler and its workers": (17.0, 24.0),
+    "api-server": (10.0, 20.0),
+    "training service": (5.0, 20.0),
+}
+SUBSTITUTE = "triggerer substitute"
+#: Seconds that a task may be queued: a worker takes it at once, unless it is frozen, and a new
+#: scheduler takes back what the one before had queued.
+QUEUED_LIMIT = 75.0
+#: So many kills more than pieces of work done: on a slow machine nothing would get done otherwise.
+KILLS_AHEAD = 10
 
 
 @dataclass
 class Chaos:
-    """Kill -9, at random moments.
+    """What happens to processes at random moments.
 
     :param seed: the same one draws the same kinds and pauses; which processes there are to kill
         depends on the moment.
     :param pauses: seconds between two kills, at least and at most.
     :param downtimes: seconds until a killed component is started again, at least and at most.
     :param most: so many kills at most.
+    :param count_running: how many jobs run now.
+    :param count_done: how many pieces of work are done.
     """
 
     airflow: AirflowCluster
@@ -45,40 +75,52 @@ class Chaos:
     pauses: tuple[float, float]
     downtimes: tuple[float, float]
     most: int
+    count_running: Callable[[], int]
+    count_done: Callable[[], int]
     kills: list[dict[str, Any]] = field(default_factory=list)
+    #: How often a scheduler was started anew to find lost tasks.
+    rescues: int = 0
+    is_over: bool = False
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._began = self._next = time.monotonic()
+        #: What is down or frozen → when it is due to be brought back, and how.
         self._down: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._substitute: Component | None = None
         self._left_over: list[psutil.Process] = []
         self._seen: set[psutil.Process] = set()
-        self._looked = 0.0
+        self._looked = self._rescued = 0.0
 
     def begin(self) -> None:
         """Let the time count from now."""
-        self._began = time.monotonic()
+        self._began = self._rescued = time.monotonic()
         self._next = self._began + self._random.uniform(*self.pauses)
 
     def go_on(self) -> None:
-        """Do what is due: start what was killed, kill the next; returns soon."""
+        """Do what is due: bring back what was killed, kill the next; returns soon."""
         now = time.monotonic()
-        for name, (due, start) in list(self._down.items()):
+        for name, (due, bring_back) in list(self._down.items()):
             if due <= now:
                 del self._down[name]
-                start()
+                bring_back()
         self._end_idle_left_overs()
         if now - self._looked > 0.5:
             self._look(now)
-        if now >= self._next and len(self.kills) < self.most:
+        if now - self._rescued > QUEUED_LIMIT and "scheduler" not in self._down:
+            self._rescue_lost_tasks(now)
+        if now >= self._next and len(self.kills) < self.most and not self.is_over:
+            if len(self.kills) >= KILLS_AHEAD + self.count_done():
+                self._next = now + 1
+                return
             self._next = time.monotonic() + self._random.uniform(*self.pauses)
             self._kill_one()
 
     def settle(self) -> None:
-        """Start everything that is down; nothing is killed any more."""
-        self.most = 0
-        for _, start in self._down.values():
-            start()
+        """Bring back everything that is down or frozen; nothing is killed any more."""
+        self.is_over = True
+        for _, bring_back in self._down.values():
+            bring_back()
         self._down.clear()
 
     def end_orphans(self) -> list[str]:
@@ -100,53 +142,79 @@ class Chaos:
                 pass
         return told
 
+    def is_away(self, name: str) -> bool:
+        """Tell whether a component is down or frozen."""
+        return name in self._down
+
     def by_kind(self) -> dict[str, int]:
-        """Return how many of each kind were killed."""
+        """Return how many of each kind there were."""
         return dict(Counter(kill["kind"] for kill in self.kills))
 
     def _kill_one(self) -> None:
-        kinds = list(WEIGHTS)
         # Drawn before it is known what there is to kill, so that the seed means the same.
-        order = sorted(kinds, key=lambda kind: self._random.random() ** (1 / WEIGHTS[kind]))
+        order = sorted(WEIGHTS, key=lambda kind: -(self._random.random() ** (1 / WEIGHTS[kind])))
         downtime = self._random.uniform(*self.downtimes)
         pick = self._random.random()
-        for kind in reversed(order):
+        for what, target in order:
             self._look(time.monotonic())
-            if told := self._try(kind, downtime, pick):
+            running = self.count_running()
+            if told := self._try(what, target, downtime, pick):
                 at = round(time.monotonic() - self._began, 1)
+                kind = f"{what} {target}"
                 clock = time.strftime("%H:%M:%S", time.gmtime())
-                self.kills.append({"at": at, "utc": clock, "kind": kind, "what": told})
-                print(f"  {at:6.1f} s  kill -9 {kind}: {told}", flush=True)
+                kill = {"at": at, "utc": clock, "kind": kind, "what": told, "running": running}
+                self.kills.append(kill)
+                print(f"  {at:6.1f} s  {kind}: {told}", flush=True)
                 return
 
-    def _try(self, kind: str, downtime: float, pick: float) -> str:
-        """Kill one of this kind; return what it was, empty where there is none."""
-        if kind in ("task runner", "task supervisor"):
-            return self._kill_worker(kind, pick)
-        component = self._component(kind)
+    def _try(self, what: str, target: str, downtime: float, pick: float) -> str:
+        """Do this to such a process; return which it was, empty where there is none."""
+        if what == FREEZE:
+            shortest, longest = FREEZES[target]
+            downtime = shortest + pick * (longest - shortest)
+        if target in ("task runner", "task supervisor"):
+            return self._end_worker(what, target, downtime, pick)
+        component = self._component(target)
         if not component.is_running() or component.name in self._down:
             return ""
         told = f"pid {component.pid}, away for {downtime:.1f} s"
-        if kind == "scheduler alone":
+        if what == FREEZE:
+            return told if self._freeze(component, downtime, overlap=3 + 5 * pick) else ""
+        assert component.process is not None
+        if target == "scheduler alone":
             self._left_over += psutil.Process(component.pid).children()
-            assert component.process is not None
             component.process.kill()
         else:
             component.send(signal.SIGKILL)
-        assert component.process is not None
         component.process.wait(30)
-        start = self.service.start if kind == "training service" else component.start
+        start = self.service.start if target == "training service" else component.start
         self._down[component.name] = (time.monotonic() + downtime, start)
         return told
 
-    def _component(self, kind: str) -> Component:
-        if kind == "training service":
+    def _component(self, target: str) -> Component:
+        if target == "training service":
             return self.service.component
-        name = "scheduler" if kind.startswith("scheduler") else kind
+        name = "scheduler" if target.startswith("scheduler") else target
         return self.airflow.components[name]
 
-    def _kill_worker(self, kind: str, pick: float) -> str:
-        """Kill a process that executes a task, or the one that watches over such a process."""
+    def _freeze(self, component: Component, seconds: float, overlap: float) -> bool:
+        until = time.monotonic() + seconds
+        if component.name == "triggerer":
+            if SUBSTITUTE in self._down:
+                return False
+            # Airflow gives a lost triggerer's work to another, and then the lost one comes back.
+            self._substitute = Component(
+                SUBSTITUTE, component.argv, env=component.env, log=component.log, cwd=component.cwd
+            )
+            self._substitute.start()
+            end = partial(self._substitute.send, signal.SIGTERM)
+            self._down[SUBSTITUTE] = (until + overlap, end)
+        component.send(signal.SIGSTOP)
+        self._down[component.name] = (until, partial(component.send, signal.SIGCONT))
+        return True
+
+    def _end_worker(self, what: str, target: str, downtime: float, pick: float) -> str:
+        """Hit a process that executes a task, or the one that watches over such a process."""
         scheduler = self.airflow.components["scheduler"]
         if not scheduler.is_running():
             return ""
@@ -158,17 +226,41 @@ class Chaos:
             if not pairs:
                 return ""
             supervisor, runner = pairs[int(pick * len(pairs))]
-            victim = runner if kind == "task runner" else supervisor
-            title = " ".join(supervisor.cmdline())[:150]
-            victim.kill()
+            victim = runner if target == "task runner" else supervisor
+            told = f"pid {victim.pid} ({' '.join(supervisor.cmdline())[:150]})"
+            if what == KILL:
+                victim.kill()
+            elif what == DRAIN:
+                victim.terminate()
+            elif f"pid {victim.pid}" in self._down or "scheduler" in self._down:
+                return ""  # frozen already
+            else:
+                victim.suspend()
+                thaw = (time.monotonic() + downtime, partial(_resume, victim))
+                self._down[f"pid {victim.pid}"] = thaw
+                told += f", away for {downtime:.1f} s"
         except psutil.Error:
             return ""  # it has just ended
-        return f"pid {victim.pid} ({title})"
+        return told
+
+    def _rescue_lost_tasks(self, now: float) -> None:
+        """Do what a person does about tasks that stay queued: start the scheduler anew.
+
+        LocalExecutor has no revoke_task, so Airflow never takes back a task whose worker died
+        between taking it and telling that it runs; a new scheduler does.
+        """
+        self._rescued = now - QUEUED_LIMIT + 5
+        if count_queued(self.airflow, QUEUED_LIMIT):
+            self._rescued = now
+            self.rescues += 1
+            told = self._try(KILL, "scheduler and its workers", 0.0, 0.0)
+            print(f"  {now - self._began:6.1f} s  a task is lost in the queue, so: {told}")
 
     def _look(self, now: float) -> None:
         """Remember all processes below the cluster's components."""
         self._looked = now
-        for component in self.airflow.components.values():
+        others = [] if self._substitute is None else [self._substitute]
+        for component in [*self.airflow.components.values(), *others]:
             if component.is_running():
                 with contextlib.suppress(psutil.Error):
                     self._seen.update(psutil.Process(component.pid).children(recursive=True))
@@ -183,3 +275,8 @@ class Chaos:
             except psutil.Error:
                 pass
             self._left_over.remove(process)
+
+
+def _resume(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.resume()

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from embedded import Service, start_service
 
+pytest.register_assert_rewrite("watching")
+from watching import quick, stand_in, trigger  # noqa: E402, F401 - fixtures
+
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:

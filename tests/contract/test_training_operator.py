@@ -250,6 +250,16 @@ def test_job_cancelled_outside_airflow_is_not_retried(
         train("--do", "hang")
 
 
+def test_event_of_another_kind_of_trigger_is_not_believed(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service
+) -> None:
+    planned = train(dry_run=True)["job_id"]
+    run.events[planned] = datetime(2026, 11, 14, tzinfo=UTC)
+
+    assert train()["state"] == "SUCCEEDED"
+    assert [state for _, state in jobs_of(ml, run)] == ["SUCCEEDED"]
+
+
 def test_event_of_another_tasks_trigger_is_not_believed(
     train: Callable[..., Any], run: TaskRun, ml: MLv1Service
 ) -> None:

@@ -211,3 +211,26 @@ async def test_on_kill_cancels_only_what_was_given_up(
     await killing
 
     assert calls == cancelled
+
+
+async def test_on_kill_that_takes_too_long_for_airflow_cancels_the_job_later(
+    trigger: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first question that a triggerer asks Airflow may take longer than ``on_kill`` may."""
+    calls: list[str] = []
+
+    def ask(*_: object) -> bool:
+        time.sleep(0.5)
+        return True
+
+    monkeypatch.setattr(training_job, "ON_KILL_LIMIT", 0.1)
+    monkeypatch.setattr(training_job, "task_was_given_up", ask)
+    monkeypatch.setattr(MLv1Service, "cancel_job", lambda _, job_id: calls.append(job_id))
+    waiting = trigger()
+    waiting.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)
+
+    await waiting.on_kill()
+    assert calls == []
+    await asyncio.gather(*training_job._cancelling)
+    assert calls == ["j_1"]
+    assert training_job._cancelling == set()

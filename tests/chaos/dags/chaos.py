@@ -27,7 +27,9 @@ with DAG(
         "module_name": "trainer.task",
         "scale_tier": "basic",
         "poll_interval": 1,
-        "retries": 100,
+        # LocalExecutor accepts tasks without end; past some dozens its queue blocks the scheduler.
+        "pool": "chaos",
+        "retries": 1000,
         "retry_delay": timedelta(seconds=1),
     },
 ):

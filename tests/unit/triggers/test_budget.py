@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from airflow_aiptraining.triggers import budget
-from airflow_aiptraining.triggers.budget import RequestBudget
+from airflow_aiptraining.triggers.budget import RequestBudget, process_budget
 
 
 class Clock:
@@ -49,7 +49,6 @@ def test_an_eighth_goes_at_once_and_is_earned_again() -> None:
     clock.now += 3_600
     assert sent_at(spender, clock, 30)[-1] == clock.now
     assert spender.reserve() > 0
-    assert spender.spent == 62
 
 
 def test_requests_at_the_same_time_queue_behind_each_other() -> None:
@@ -73,6 +72,16 @@ def test_rounds_that_keep_their_interval_keep_the_budget() -> None:
     spender = RequestBudget(240)
 
     assert spender.interval(100) == pytest.approx(100 * 60 / 210)
+
+
+def test_interval_is_longer_where_others_spend_as_well() -> None:
+    spender = RequestBudget(240)
+
+    assert spender.interval(10, pause=2.0) == 20.0
+
+
+def test_a_process_has_one_budget() -> None:
+    assert process_budget(240) is process_budget(240)
 
 
 def test_first_look_leaves_airflow_time_and_short_intervals_alone() -> None:

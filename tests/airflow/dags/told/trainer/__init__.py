@@ -1,0 +1,1 @@
+"""Trains nothing; ends as it is told."""
