@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from airflow_aiptraining.core.reaping import GRACE, Absent
+from airflow_aiptraining.core.reaping import ENDED_RUN_STATES, GRACE, Absent
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.core.task_keys import TaskKey
 from airflow_aiptraining.exceptions import AIPTrainingError
@@ -160,22 +160,30 @@ def _state_of(task: TaskKey) -> TaskState:
     wrong AIRFLOW_HOME every job's would be gone.
     """
     from airflow.models.dag import DagModel
+    from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
     from sqlalchemy import select
     from sqlalchemy.exc import SQLAlchemyError
 
-    wanted = select(TaskInstance.state).where(
-        TaskInstance.dag_id == task.dag_id,
-        TaskInstance.task_id == task.task_id,
-        TaskInstance.run_id == task.run_id,
-        TaskInstance.map_index == task.map_index,
+    wanted = (
+        select(TaskInstance.state, DagRun.state)
+        .join(TaskInstance.dag_run)
+        .where(
+            TaskInstance.dag_id == task.dag_id,
+            TaskInstance.task_id == task.task_id,
+            TaskInstance.run_id == task.run_id,
+            TaskInstance.map_index == task.map_index,
+        )
     )
     try:
         with create_session() as session:
             found = session.execute(wanted).all()
             if found:
-                return None if found[0][0] is None else str(found[0][0])
+                state, of_run = found[0]
+                if state is None and of_run in ENDED_RUN_STATES:
+                    return Absent.RUN_ENDED
+                return None if state is None else str(state)
             known = session.get(DagModel, task.dag_id) is not None
     except SQLAlchemyError as error:
         raise AirflowUnreadableError(

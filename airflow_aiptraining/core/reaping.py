@@ -28,17 +28,21 @@ GRACE = 600.0
 #: included, mean that the task goes on: its next try attaches to the job, or cancels it.
 ENDED_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
+#: End states of Airflow's runs.
+ENDED_RUN_STATES = frozenset({"success", "failed"})
+
 
 class Absent(Enum):
     """Why there is no state of a task instance."""
 
     GONE = "no such task instance"
+    RUN_ENDED = "none, in a run that has ended"
     DAG_UNKNOWN = "no such DAG"
     NO_ANSWER = "Airflow didn't answer"
 
 
-#: A task instance's state as Airflow spells it, ``None`` before it is scheduled, or why there is
-#: none.
+#: A task instance's state as Airflow spells it, ``None`` before it is scheduled in a run that goes
+#: on, or why there is none.
 TaskState = str | None | Absent
 
 
@@ -95,6 +99,9 @@ def judge(state: TaskState, deployment: str) -> Verdict:
             return Verdict.NO_ANSWER
         case Absent.DAG_UNKNOWN:
             return Verdict.DAG_UNKNOWN
+        case Absent.RUN_ENDED:
+            # Marked failed and cleared within a second: Airflow can lose the clear.
+            return Verdict.ENDED
         case Absent.GONE:
             return Verdict.GONE if deployment else Verdict.UNNAMED
     return Verdict.ENDED if state in ENDED_STATES else Verdict.COUNTED_ON

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from airflow_aiptraining.core.reaping import ENDED_STATES, Absent, TaskState
+from airflow_aiptraining.core.reaping import ENDED_RUN_STATES, ENDED_STATES, Absent, TaskState
 from airflow_aiptraining.core.task_keys import TaskKey
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,20 @@ def task_state(task: TaskKey) -> TaskState:
     # Source: get_task_instance_states of Airflow's execution API.
     mapped = f"_{task.map_index}" if task.map_index >= 0 else ""
     state: TaskState = states.get(task.run_id, {}).get(f"{task.task_id}{mapped}", Absent.GONE)
+    if state is None and _run_has_ended(task):
+        return Absent.RUN_ENDED
     return state if state is None or isinstance(state, Absent) else str(state)
+
+
+def _run_has_ended(task: TaskKey) -> bool:
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    try:
+        state = RuntimeTaskInstance.get_dagrun_state(task.dag_id, task.run_id)
+    except Exception as error:  # as above; in a triggerer it can't be asked
+        log.info("Airflow doesn't tell the state of the run of %s (%s).", task, error)
+        return False
+    return state in ENDED_RUN_STATES
 
 
 def task_was_given_up(dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
@@ -44,7 +57,7 @@ def task_was_given_up(dag_id: str, run_id: str, task_id: str, map_index: int) ->
 
     :return: ``True`` if the task has ended, is being restarted by a clear, or its row is gone;
         ``False`` if it goes on (running, deferred, queued, up for retry ...), has no state, or
-        Airflow doesn't answer: the next try then attaches to the job.
+        Airflow doesn't answer: the next try then attaches to the job, or a reaper finds it.
     """
     task = TaskKey(dag_id, task_id, run_id, map_index)
     state = task_state(task)

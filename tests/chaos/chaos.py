@@ -33,7 +33,14 @@ from cluster import AirflowCluster  # noqa: E402
 from kills import Chaos  # noqa: E402
 from people import People  # noqa: E402
 from processes import signals_unwind, wait_for  # noqa: E402
-from records import add_logs, jobs_of, run_states, tasks_of  # noqa: E402
+from records import (  # noqa: E402
+    add_logs,
+    count_jobs,
+    jobs_of,
+    run_states,
+    tasks_of,
+    tasks_of_running_jobs,
+)
 from report import summary  # noqa: E402
 from service import EmbeddedService  # noqa: E402
 from verdict import JobRecord, judge  # noqa: E402
@@ -98,8 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.pauses,
                 downtimes=(0.5, 4.0),
                 most=options.kills,
-                count_running=lambda: _count(service, JobState.RUNNING),
-                count_done=lambda: _count(service, JobState.SUCCEEDED),
+                count_running=lambda: count_jobs(service, JobState.RUNNING),
+                count_done=lambda: count_jobs(service, JobState.SUCCEEDED),
             )
             try:
                 airflow.start()
@@ -192,7 +199,7 @@ def _run(
         options.seed,
         touched,
         pauses=(5, 12),
-        training=lambda: {job.task for job in jobs_of(service) if job.task and _runs(job)},
+        training=lambda: tasks_of_running_jobs(service),
     )
     chaos.begin()
     states = _wait_for_runs(airflow, service, chaos, people, runs, options.limit)
@@ -263,8 +270,8 @@ def _wait_for_runs(
             ended = sum(state in END_STATES for state in states.values())
             print(
                 f"  {now - began:6.1f} s  {ended} of {runs} runs have ended, "
-                f"{_count(service, JobState.SUCCEEDED)} jobs SUCCEEDED, "
-                f"{_count(service, JobState.RUNNING)} run, {len(chaos.kills)} kills",
+                f"{count_jobs(service, JobState.SUCCEEDED)} jobs SUCCEEDED, "
+                f"{count_jobs(service, JobState.RUNNING)} run, {len(chaos.kills)} kills",
                 flush=True,
             )
         time.sleep(0.1)
@@ -296,14 +303,6 @@ def _wait_for_end(service: EmbeddedService) -> None:
             timeout=30,
             what="cancelled jobs to end",
         )
-
-
-def _runs(job: JobRecord) -> bool:
-    return job.state == JobState.RUNNING
-
-
-def _count(service: EmbeddedService, state: JobState) -> int:
-    return sum(job.state == state for job in jobs_of(service))
 
 
 def _utc(day: date) -> str:

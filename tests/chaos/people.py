@@ -36,7 +36,7 @@ class People:
         seed: int,
         most: int,
         pauses: tuple[float, float],
-        training: Callable[[], set[TaskKey]],
+        training: Callable[[], list[TaskKey]],
     ) -> None:
         self._api = api
         self._training = training

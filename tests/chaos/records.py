@@ -8,6 +8,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,31 +17,50 @@ from cluster import AirflowCluster
 from service import EmbeddedService
 from verdict import JobRecord, TaskRecord, Verdict
 
+from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.core.task_keys import TaskKey
 
 
 def jobs_of(service: EmbeddedService) -> list[JobRecord]:
     """Return what the service's own database says, past its API."""
-    path = service.data / "jobs.sqlite"
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        rows = database.execute(
-            "SELECT job_id, state, labels, create_time, start_time, end_time, error_message"
-            " FROM jobs ORDER BY number"
-        ).fetchall()
+    rows = _rows(
+        service.data / "jobs.sqlite",
+        "SELECT job_id, state, labels, create_time, start_time, end_time, error_message"
+        " FROM jobs ORDER BY number",
+    )
     return [
         JobRecord(job_id, state, TaskKey.from_labels(json.loads(labels)), *times, error[:500])
         for job_id, state, labels, *times, error in rows
     ]
 
 
+def tasks_of_running_jobs(service: EmbeddedService) -> list[TaskKey]:
+    """Return what the jobs that run now are for; nothing if it can't be read just now."""
+    return [job.task for job in _jobs_now(service, JobState.RUNNING) if job.task]
+
+
+def count_jobs(service: EmbeddedService, state: JobState) -> int:
+    """Return how many jobs are in this state; 0 if it can't be read just now."""
+    return len(_jobs_now(service, state))
+
+
+def _jobs_now(service: EmbeddedService, state: JobState) -> list[JobRecord]:
+    # It may have been killed in a transaction, which it takes back when it is started again.
+    with contextlib.suppress(sqlite3.OperationalError):
+        return [job for job in jobs_of(service) if job.state == state]
+    return []
+
+
 def count_queued(airflow: AirflowCluster, seconds: float) -> int:
-    """Return how many task instances have been queued for so many seconds."""
+    """Return how many task instances have been queued for so many seconds; 0 if it can't be read."""
     limit = datetime.now(UTC) - timedelta(seconds=seconds)
     query = "SELECT count(*) FROM task_instance WHERE state = 'queued' AND queued_dttm < ?"
-    path = f"file:{airflow.home / 'airflow.db'}?mode=ro"
-    with contextlib.closing(sqlite3.connect(path, uri=True, timeout=30)) as database:
-        [(count,)] = database.execute(query, [limit.strftime("%Y-%m-%d %H:%M:%S.%f")])
-    return int(count)
+    # A process that is frozen now may have locked it.
+    with contextlib.suppress(sqlite3.OperationalError):
+        path = airflow.home / "airflow.db"
+        [(count,)] = _rows(path, query, limit.strftime("%Y-%m-%d %H:%M:%S.%f"))
+        return int(count)
+    return 0
 
 
 def run_states(api: AirflowApi, dag_id: str) -> dict[str, str]:
@@ -96,6 +116,11 @@ def add_logs(api: AirflowApi, verdict: Verdict) -> None:
                     text = f"(no log: {error})"
                 logs[number] = text[-2500:]
             found["logs"] = logs
+
+
+def _rows(path: Path, query: str, *parameters: str) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        return database.execute(query, parameters).fetchall()
 
 
 def _pages(api: AirflowApi, path: str, name: str, **params: Any) -> list[dict[str, Any]]:

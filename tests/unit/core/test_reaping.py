@@ -90,6 +90,10 @@ def test_job_whose_task_goes_on_is_left(state: TaskState) -> None:
     assert not verdict.is_orphan
 
 
+def test_job_whose_task_has_no_state_in_a_run_that_has_ended_is_an_orphan() -> None:
+    assert judge(Absent.RUN_ENDED, "prod") is Verdict.ENDED
+
+
 def test_job_whose_task_instance_is_gone_is_an_orphan() -> None:
     assert judge(Absent.GONE, "prod") is Verdict.GONE
     assert Verdict.GONE.is_orphan
