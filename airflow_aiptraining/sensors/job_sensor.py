@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import (
     AirflowTaskTimeout,
 )
 
-from airflow_aiptraining.triggers.deferral import is_deferrable
+from airflow_aiptraining.triggers import deferral
 from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 #: Airflow's own limit on triggers only comes so many seconds after the sensor's.
 BACKSTOP = 3_600.0
-#: No deferral is shorter, in seconds: a trigger that fires at once can make Airflow run the task's
-#: ``execute`` again.
-SHORTEST_DEFERRAL = 3.0
 _AWAY_KEY = "aiptraining_away_since"
 
 
@@ -80,7 +77,7 @@ class JobSensor(BaseSensorOperator):
         self.project_id = project_id
         self.gcp_conn_id = gcp_conn_id
         self.impersonation_chain = impersonation_chain
-        self.deferrable = is_deferrable(deferrable)
+        self.deferrable = deferral.is_deferrable(deferrable)
         #: What the last look found, for the message of a time-out.
         self._found = ""
         self._active: tuple[str, MLv1Service] | None = None
@@ -253,7 +250,7 @@ class JobSensor(BaseSensorOperator):
         left = deadline - time.time()
         if left <= 0:
             self._time_out()
-        self._defer(deadline, max(left, SHORTEST_DEFERRAL))
+        self._defer(deadline, max(left, deferral.SHORTEST_DEFERRAL))
 
     def _time_out(self) -> None:
         message = (
@@ -270,7 +267,7 @@ class JobSensor(BaseSensorOperator):
         if self._active is None:
             from airflow.providers.standard.triggers.temporal import DateTimeTrigger
 
-            pause = max(SHORTEST_DEFERRAL, min(self.poke_interval, left))
+            pause = max(deferral.SHORTEST_DEFERRAL, min(self.poke_interval, left))
             self.defer(
                 trigger=DateTimeTrigger(datetime.now(UTC) + timedelta(seconds=pause)),
                 method_name="look_again",

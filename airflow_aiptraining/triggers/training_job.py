@@ -16,6 +16,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.exceptions import TransientServiceError
+from airflow_aiptraining.triggers import deferral
 from airflow_aiptraining.triggers.budget import DEFAULT_BUDGET
 from airflow_aiptraining.triggers.given_up import task_was_given_up
 from airflow_aiptraining.triggers.service_calls import backoff
@@ -118,9 +119,11 @@ class AIPTrainingJobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event."""
+        earliest = time.monotonic() + deferral.SHORTEST_DEFERRAL
         async with JobWatch.shared(self._watch_key(), _request_budget()) as watch:
             event = await self._wait(watch)
         # Outside: whoever takes one event and drops the generator leaves nothing behind.
+        await asyncio.sleep(max(0.0, earliest - time.monotonic()))
         yield event
 
     async def _wait(self, watch: JobWatch) -> TriggerEvent:

@@ -52,7 +52,7 @@ def _jobs_now(service: EmbeddedService, state: JobState) -> list[JobRecord]:
 
 
 def count_queued(airflow: AirflowCluster, seconds: float) -> int:
-    """Return how many task instances have been queued for so many seconds; 0 if it can't be read."""
+    """Return how many task instances have been queued for so long, in seconds; 0 if unknown."""
     limit = datetime.now(UTC) - timedelta(seconds=seconds)
     query = "SELECT count(*) FROM task_instance WHERE state = 'queued' AND queued_dttm < ?"
     # A process that is frozen now may have locked it.

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from embedded import Service, start_service
 
+from airflow_aiptraining.triggers import deferral
+
 pytest.register_assert_rewrite("watching")
 from watching import quick, stand_in, trigger  # noqa: E402, F401 - fixtures
 
@@ -18,6 +20,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     running = start_service(tmp_path_factory.mktemp("service") / "data")
     yield running
     running.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_shortest_deferral(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no scheduler here that could be overtaken."""
+    monkeypatch.setattr(deferral, "SHORTEST_DEFERRAL", 0.05)
 
 
 @pytest.fixture

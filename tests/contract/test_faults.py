@@ -39,11 +39,11 @@ from airflow_aiptraining.operators.job_result import failure
 from airflow_aiptraining.operators.reaper import Reaper
 from airflow_aiptraining.operators.submission import Submission
 from airflow_aiptraining.operators.training_job import AIPTrainingJobOperator
-from airflow_aiptraining.sensors import job_sensor
 from airflow_aiptraining.sensors.model_export import AIPModelExportSensor
 from airflow_aiptraining.sensors.training_job import AIPTrainingJobSensor
 from airflow_aiptraining.services import logs, ml_v1, retries
 from airflow_aiptraining.services.ml_v1 import MLv1Service
+from airflow_aiptraining.triggers import deferral
 from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
 
 CONN = "aiptraining_faults"
@@ -401,7 +401,7 @@ def test_log_that_can_not_be_read_hides_no_failure_and_takes_no_minutes(
     proxy.script(*LOG, [fault], last_stays=True)
     started = time.monotonic()
 
-    error = failure(failed_job, AIPTrainingHook(CONN).get_service(), "local", "")
+    error = failure(failed_job, AIPTrainingHook(CONN).get_service(), "local", "", cure="")
 
     assert error.state == "FAILED"
     assert "non-zero status of 3" in str(error)
@@ -563,7 +563,7 @@ def model_in(bucket: Bucket) -> Callable[[str], dict[str, Any]]:
 @pytest.fixture
 def wait(run: TaskRun, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run a sensor."""
-    monkeypatch.setattr(job_sensor, "SHORTEST_DEFERRAL", 0.05)
+    monkeypatch.setattr(deferral, "SHORTEST_DEFERRAL", 0.05)
 
     def execute(kind: type[Any], **arguments: Any) -> Any:
         given = {"gcp_conn_id": CONN, "poke_interval": 0.02, "timeout": 60, **arguments}

@@ -31,10 +31,11 @@ from airflow_aiptraining.core.reaping import Absent, TaskState
 from airflow_aiptraining.core.task_keys import TaskKey
 from airflow_aiptraining.exceptions import ServiceError
 from airflow_aiptraining.hooks.training import AIPTrainingHook
-from airflow_aiptraining.sensors import finding, job_sensor
+from airflow_aiptraining.sensors import finding
 from airflow_aiptraining.sensors.model_export import AIPModelExportSensor
 from airflow_aiptraining.sensors.training_job import AIPTrainingJobSensor
 from airflow_aiptraining.services.ml_v1 import MLv1Service
+from airflow_aiptraining.triggers import deferral
 from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
 
 CONN = "aiptraining_sensors"
@@ -80,7 +81,7 @@ class SensorRun(TaskRun):
 
 @pytest.fixture(autouse=True)
 def short_deferrals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_sensor, "SHORTEST_DEFERRAL", 0.1)
+    monkeypatch.setattr(deferral, "SHORTEST_DEFERRAL", 0.1)
     monkeypatch.setattr("airflow_aiptraining.triggers.training_job._request_budget", lambda: 24_000)
 
 
@@ -459,7 +460,7 @@ def test_task_that_an_earlier_version_deferred_goes_on(ended: Callable[[int], st
 def test_legs_are_no_shorter_than_airflow_bears_and_bounded_by_the_time_out(
     endless: str, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_sensor, "SHORTEST_DEFERRAL", 3.0)
+    monkeypatch.setattr(deferral, "SHORTEST_DEFERRAL", 3.0)
 
     def leg(**named: str) -> TaskDeferred:
         run = SensorRun()

@@ -16,7 +16,7 @@ from embedded import Service
 from airflow_aiptraining.exceptions import TransientServiceError
 from airflow_aiptraining.hooks.training import AIPTrainingHook
 from airflow_aiptraining.services.ml_v1 import MLv1Service
-from airflow_aiptraining.triggers import rounds, training_job, waiter
+from airflow_aiptraining.triggers import deferral, rounds, training_job, waiter
 from airflow_aiptraining.triggers.service_calls import ServiceCalls
 from airflow_aiptraining.triggers.training_job import AIPTrainingJobTrigger
 from airflow_aiptraining.triggers.watch import JobWatch
@@ -90,6 +90,17 @@ async def test_waits_through_every_state_and_tells_the_end(
 
     assert await events_of(waiting) == [event(waiting, event="ended", state=state)]
     assert answers.asked == 3
+
+
+async def test_job_that_ends_at_once_does_not_overtake_the_scheduler(
+    trigger: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deferral, "SHORTEST_DEFERRAL", 1.0)
+    Answers("SUCCEEDED").install(monkeypatch)
+    waiting, began = trigger(), time.monotonic()
+
+    assert await events_of(waiting) == [event(waiting, event="ended", state="SUCCEEDED")]
+    assert time.monotonic() - began >= 1.0
 
 
 async def test_blips_never_fail_a_healthy_job(
