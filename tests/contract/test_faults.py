@@ -616,7 +616,7 @@ def test_storage_that_is_away_fails_no_gate(
     job_id = train()["job_id"]
     gate = model_in(job_id)
     connect(monkeypatch, service.url, proxy.url)
-    monkeypatch.setitem(storage._calls, "retry", storage._retry.with_timeout(0.05))
+    monkeypatch.setitem(storage._calls, "retry", storage._retry.with_timeout(0.0))
     monkeypatch.setitem(storage._calls, "timeout", (1.0, 0.5))
     storage_faults = [
         *(faults.RESET, faults.TOO_MANY, faults.TOO_MANY_WAIT, faults.INTERNAL, faults.UNAVAILABLE),
