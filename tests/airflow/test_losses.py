@@ -47,6 +47,7 @@ def test_killed_triggerer_loses_and_doubles_nothing(submit: Callable[..., Work])
     succeeds_with_one_job(work, tries=1)
 
 
+@pytest.mark.long
 def test_stopped_triggerer_leaves_the_job_alone(submit: Callable[..., Work]) -> None:
     work = submit("hangs_deferred", seconds=15)
     work.end("triggerer", signal.SIGTERM)
@@ -102,6 +103,7 @@ def test_killed_task_process_attaches_again(submit: Callable[..., Work]) -> None
     succeeds_with_one_job(work, tries=2)
 
 
+@pytest.mark.long
 def test_worker_that_is_told_to_stop_leaves_the_job_alone(submit: Callable[..., Work]) -> None:
     """A drained node: the task process gets SIGTERM while its task is wanted."""
     work = submit("hangs_in_worker", seconds=15)
@@ -208,9 +210,8 @@ def test_api_server_that_is_away_for_a_minute_loses_and_doubles_nothing(
         succeeds_with_one_job(work)
 
 
-@pytest.mark.parametrize(
-    "dag_id", ["hangs_deferred", pytest.param("hangs_in_worker", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@BOTH_WAYS
 def test_killed_training_service_loses_and_doubles_nothing(
     submit: Callable[..., Work], dag_id: str
 ) -> None:
