@@ -27,7 +27,8 @@ with DAG(
     schedule="@daily",
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,  # for earlier dates: airflow backfill create
-    default_args={"retries": 1, "retry_delay": timedelta(minutes=1)},
+    # A retry attaches to the job that runs; it trains again only after one that FAILED.
+    default_args={"retries": 3, "retry_delay": timedelta(minutes=1)},
     tags=["example"],
     doc_md=__doc__,
 ):

@@ -6,7 +6,7 @@ is merged over config.yaml and over the operator's arguments.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG, Param
 
@@ -24,6 +24,7 @@ with DAG(
         # A param of your own: any templated argument may use it, see extra_args below.
         "regularization": Param(1.0, type="number", exclusiveMinimum=0, title="Regularization"),
     },
+    default_args={"retries": 3, "retry_delay": timedelta(minutes=1)},
     tags=["example"],
     doc_md=__doc__,
 ):
