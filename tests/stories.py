@@ -50,7 +50,7 @@ class Stage:
         self.instances = {_key(instance): instance for instance in found}
         self.jobs = {}
         for job in sorted(self.service.jobs(), key=lambda job: str(job["jobId"])):
-            key = TaskKey.from_labels(job["labels"])
+            key = TaskKey.from_labels(job.get("labels", {}))
             if key is not None and key.dag_id.startswith(self.prefix):
                 self.jobs.setdefault(key, []).append(job)
 

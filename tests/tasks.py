@@ -28,6 +28,7 @@ class TaskRun:
     :param events: what Airflow hands over in place of a job's own event.
     :param conf: what the run adds to or changes in them.
     :param process: the operator of the leg that runs.
+    :param ti_id: of all tries; by default each has another.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class TaskRun:
     xcoms: dict[str, Any] = field(default_factory=dict)
     events: dict[str, Any] = field(default_factory=dict)
     process: Any = None
+    ti_id: str | None = None
 
     def clear(self) -> None:
         """Do what a person's clear does to a task instance."""
@@ -58,6 +60,7 @@ class TaskRun:
             task_id=operator.task_id,
             run_id=self.run_id,
             map_index=self.map_index,
+            id=f"{self.run_id} {self.try_number if self.ti_id is None else self.ti_id}",
             try_number=self.try_number,
             max_tries=self.max_tries,
             context_carrier={"traceparent": self.traceparent},

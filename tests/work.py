@@ -25,11 +25,11 @@ class Work:
 
     def jobs(self) -> dict[str, str]:
         """Return id and state of this run's jobs, by id, so by attempt."""
-        label = self.run_id.lower()
+        mine = {"airflow-dag": self.dag_id, "airflow-run": self.run_id.lower()}
         found = {
             job["jobId"]: job["state"]
             for job in self.service.jobs()
-            if job["labels"]["airflow-dag"] == self.dag_id and job["labels"]["airflow-run"] == label
+            if mine.items() <= job.get("labels", {}).items()
         }
         return dict(sorted(found.items()))
 

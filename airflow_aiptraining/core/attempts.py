@@ -123,6 +123,8 @@ class Ledger:
     :param stamp: of the try that submitted it.
     :param adopted: ``airflow-try`` of a job that another try submitted and this one waits for.
     :param try_number: of the try that wrote this; 0 where an earlier version did.
+    :param ti_id: ``ti.id`` of that try.  Airflow gives each retry and each clear another one, but
+        not when it calls ``execute`` again for a try that goes on (measured on 3.3).
     """
 
     attempt: int
@@ -135,6 +137,7 @@ class Ledger:
     resource_name: str = ""
     adopted: str = ""
     try_number: int = 0
+    ti_id: str = ""
 
     def describes(self, job: Mapping[str, Any]) -> bool:
         """Tell whether ``job`` is the one that was submitted or adopted when this was written.
@@ -241,13 +244,19 @@ def _owner_of(task: TaskKey, deployment: str) -> str:
 
 
 def decide(
-    job: Mapping[str, Any] | None, *, ours: bool, cleared: bool, cancel_on_kill: bool = True
+    job: Mapping[str, Any] | None,
+    *,
+    ours: bool,
+    cleared: bool,
+    awaited: bool = False,
+    cancel_on_kill: bool = True,
 ) -> Action:
     """Return what to do, given the job that already bears the attempt's id.
 
     :param job: that job, or ``None`` where there is none.
     :param ours: see :func:`is_ours`.
     :param cleared: see :func:`was_cleared`.
+    :param awaited: this very try waited for it already: its end, however bad, is this try's.
     :param cancel_on_kill: whether the author wants given-up jobs cancelled.
     """
     if job is None:
@@ -260,6 +269,6 @@ def decide(
     if state is JobState.SUCCEEDED:
         return Action.NEXT_ATTEMPT if cleared else Action.TAKE_RESULT
     if state.is_terminal:
-        return Action.NEXT_ATTEMPT
+        return Action.TAKE_RESULT if awaited and not cleared else Action.NEXT_ATTEMPT
     # Active, or in a state that this version doesn't know: it may be billing.
     return Action.CANCEL if cleared and cancel_on_kill else Action.ATTACH

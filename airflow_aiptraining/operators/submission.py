@@ -95,6 +95,7 @@ class Submission:
     :param prepare: checks the job and stages its packages; called when an attempt is to be made.
     :param stamp: of this try.
     :param try_number: of this try; Airflow counts them upwards, over retries and clears.
+    :param ti_id: ``ti.id`` of this try.
     :param store: keeps the ledger.
     :param cancel_on_kill: cancel an attempt whose task somebody cleared.
     :param patience: seconds to bear with a service that doesn't answer.
@@ -109,6 +110,7 @@ class Submission:
     prepare: Callable[[], Prepared]
     stamp: Stamp
     try_number: int
+    ti_id: str
     store: StateStore
     cancel_on_kill: bool
     patience: float = PATIENCE
@@ -139,6 +141,7 @@ class Submission:
                 found,
                 ours=found is not None and self._is_ours(found, ledger),
                 cleared=cleared,
+                awaited=found is not None and self._has_awaited(found, ledger),
                 cancel_on_kill=self.cancel_on_kill,
             )
             if found is not None:
@@ -183,6 +186,9 @@ class Submission:
     @cached_property
     def _prepared(self) -> Prepared:
         return self.prepare()
+
+    def _has_awaited(self, job: Mapping[str, Any], ledger: Ledger | None) -> bool:
+        return ledger is not None and ledger.ti_id == self.ti_id and ledger.describes(job)
 
     def _is_ours(self, job: Mapping[str, Any], ledger: Ledger | None) -> bool:
         return is_ours(job, deployment=self.deployment, task=self.task, ledger=ledger)
@@ -287,6 +293,7 @@ class Submission:
             stamp=self.stamp,
             adopted=adopted,
             try_number=self.try_number,
+            ti_id=self.ti_id,
         )
         self._ledger()
         self.store.set(LEDGER_KEY, ledger.to_json())

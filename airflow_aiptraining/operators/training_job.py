@@ -262,6 +262,7 @@ class AIPTrainingJobOperator(BaseOperator):
                 prepare=lambda: self._prepare(context, work.attempt(1)),
                 stamp=stamp_of(context),
                 try_number=int(context["ti"].try_number),
+                ti_id=str(context["ti"].id),
                 store=_KeptForEver(context["task_state_store"]),
                 cancel_on_kill=self.cancel_on_kill,
             )

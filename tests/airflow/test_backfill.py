@@ -62,7 +62,7 @@ def jobs(airflow: AirflowCluster, service: EmbeddedService) -> list[dict[str, An
 
 def jobs_of(service: EmbeddedService) -> list[dict[str, Any]]:
     """Return this DAG's jobs, by id."""
-    found = [job for job in service.jobs() if job["labels"].get("airflow-dag") == DAG]
+    found = [job for job in service.jobs() if job.get("labels", {}).get("airflow-dag") == DAG]
     return sorted(found, key=lambda job: str(job["jobId"]))
 
 

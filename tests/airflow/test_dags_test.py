@@ -14,7 +14,7 @@ def jobs_of(service: EmbeddedService, dag_id: str) -> dict[str, str]:
     return {
         job["jobId"]: job["state"]
         for job in service.jobs()
-        if job["labels"]["airflow-dag"] == dag_id
+        if job.get("labels", {}).get("airflow-dag") == dag_id
     }
 
 

@@ -197,6 +197,21 @@ def test_retry_after_a_failure_is_a_new_attempt(
     assert result["job_id"].endswith("_20261114_000000_a002")
 
 
+def test_execute_that_is_called_again_for_the_same_try_reports_its_jobs_failure(
+    train: Callable[..., Any], run: TaskRun, ml: MLv1Service
+) -> None:
+    """Airflow does so when a trigger overtakes its scheduler.  It is no retry."""
+    run.ti_id = "the same"
+    for _ in range(2):
+        with pytest.raises(JobFailedError, match="no convergence"):
+            train("--do", "fail")
+    assert [state for _, state in jobs_of(ml, run)] == ["FAILED"]
+
+    run.ti_id = "of a retry"
+    train()
+    assert [state for _, state in jobs_of(ml, run)] == ["FAILED", "SUCCEEDED"]
+
+
 def test_retry_after_success_takes_the_result(
     train: Callable[..., Any], run: TaskRun, ml: MLv1Service
 ) -> None:

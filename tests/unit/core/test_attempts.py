@@ -71,6 +71,14 @@ def test_our_own_job(state: str, cleared: bool, action: Action) -> None:
     assert decide(_job(state), ours=True, cleared=cleared) is action
 
 
+@pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "CANCELLED"])
+def test_end_of_a_job_that_this_very_try_awaits_is_its_result(state: str) -> None:
+    job = _job(state)
+
+    assert decide(job, ours=True, cleared=False, awaited=True) is Action.TAKE_RESULT
+    assert decide(job, ours=True, cleared=True, awaited=True) is Action.NEXT_ATTEMPT
+
+
 def test_no_job_is_created() -> None:
     assert decide(None, ours=True, cleared=False) is Action.CREATE
 
