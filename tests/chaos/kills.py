@@ -23,8 +23,8 @@ DRAIN = "SIGTERM"
 FREEZE = "freeze"
 #: How often each kind is drawn, relative to the others: what is done, and to whom.
 WEIGHTS = {
-    (KILL, "task runner"): 4,
-    (KILL, "task supervisor"): 3,
+    (KILL, "task runner"): 8,
+    (KILL, "task supervisor"): 4,
     (KILL, "triggerer"): 3,
     (KILL, "scheduler and its workers"): 1,
     (KILL, "scheduler alone"): 1,
