@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_aiptraining import __version__, cli_jobs
+from airflow_aiptraining.cli_jobs_flags import split_trainer_args
 from airflow_aiptraining.exceptions import AIPTrainingError, InvalidJobError, Violation
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # File names and labels may hold what the terminal can't show; that is no reason to fail.
         sys.stdout.reconfigure(errors="backslashreplace")
-    arguments = _parser().parse_args(argv)
+    words, trainer_args = split_trainer_args(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(words, argparse.Namespace(args=trainer_args))
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

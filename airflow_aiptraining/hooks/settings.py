@@ -89,7 +89,7 @@ class ConnectionSettings:
             )
         for name in ("api_endpoint", "storage_endpoint", "logging_endpoint"):
             if name in values:
-                values[name] = _checked_url(values[name], name, conn_id)
+                values[name] = checked_url(values[name], f"Connection {conn_id!r}: {name}")
         if service == LOCAL:
             if "api_endpoint" not in values:
                 raise ConnectionSettingsError(
@@ -105,7 +105,7 @@ class ConnectionSettings:
         """Refuse an endpoint to which an access token would travel unencrypted over a network."""
         for name in ("api_endpoint", "storage_endpoint", "logging_endpoint"):
             url = urlsplit(getattr(self, name))
-            if url.scheme == "http" and not _is_loopback(url.hostname or ""):
+            if url.scheme == "http" and not is_loopback(url.hostname or ""):
                 raise ConnectionSettingsError(
                     f"Connection {conn_id!r}: {name} is plain http on another machine, and the "
                     "connection has credentials: their token would travel in the clear. Use https, "
@@ -126,28 +126,33 @@ def check_project(project: str, conn_id: str) -> str:
     return project
 
 
-def _checked_url(value: str, name: str, conn_id: str) -> str:
+def checked_url(value: str, what: str) -> str:
+    """Return an endpoint's URL without a slash at its end.
+
+    :param what: names it in messages.
+    :raises ConnectionSettingsError: it is no address of a service.
+    """
     url = urlsplit(value)
     try:
         url.port  # noqa: B018 — reading it checks it
     except ValueError:
         raise ConnectionSettingsError(
-            f"Connection {conn_id!r}: {name} is {value!r}; a port is a number up to 65535."
+            f"{what} is {value!r}; a port is a number up to 65535."
         ) from None
     if url.username or url.password:
         raise ConnectionSettingsError(
-            f"Connection {conn_id!r}: {name} holds a user name or password; URLs end up in logs. "
-            "Take it out."
+            f"{what} holds a user name or password; URLs end up in logs. Take it out."
         )
     if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
         raise ConnectionSettingsError(
-            f"Connection {conn_id!r}: {name} is {value!r}; it must be an address such as "
+            f"{what} is {value!r}; it must be an address such as "
             "'http://127.0.0.1:8085' or 'https://ml.example.com'."
         )
     return value.rstrip("/")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a URL's host is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,11 +38,19 @@ FIELD_OF = {
 }
 
 
-def argument_layers(arguments: Mapping[str, Any]) -> Iterator[Layer]:
+def as_argument(name: str) -> str:
+    """Return how messages call an operator's argument."""
+    return f"argument {name}"
+
+
+def argument_layers(
+    arguments: Mapping[str, Any], named: Callable[[str], str] = as_argument
+) -> Iterator[Layer]:
     """Yield one layer for each argument that was given, so that messages can name it.
 
     :param arguments: argument name → rendered value; ``None`` is "not given", as is empty text
         (what a template gives for an unset variable).
+    :param named: how messages call an argument.
     """
     from airflow_aiptraining.core.config import layer_from
 
@@ -53,9 +61,9 @@ def argument_layers(arguments: Mapping[str, Any]) -> Iterator[Layer]:
         values: Any = value
         for key in reversed(field.split(".")):
             values = {key: values}
-        yield layer_from(f"argument {name}", values)
+        yield layer_from(named(name), values)
     if arguments.get("training_input"):
-        yield layer_from("argument training_input", {"trainingInput": arguments["training_input"]})
+        yield layer_from(named("training_input"), {"trainingInput": arguments["training_input"]})
 
 
 def unread_names(conf: Mapping[str, Any], declared: Container[str]) -> list[str]:

@@ -21,7 +21,11 @@ from airflow_aiptraining.core.job import wire_job
 from airflow_aiptraining.core.job_ids import fill_in
 from airflow_aiptraining.exceptions import InvalidJobError, StagingError, Violation
 from airflow_aiptraining.hooks.settings import LOCAL
-from airflow_aiptraining.operators.job_arguments import argument_layers, connection_layer
+from airflow_aiptraining.operators.job_arguments import (
+    argument_layers,
+    as_argument,
+    connection_layer,
+)
 
 if TYPE_CHECKING:
     from google.cloud.storage import Client
@@ -86,12 +90,19 @@ class JobRequest:
         return found
 
 
-def read_config(config: str, folder: Path, storage: Callable[[], Client]) -> tuple[bytes, str]:
+def read_config(
+    config: str,
+    folder: Path,
+    storage: Callable[[], Client],
+    *,
+    named: Callable[[str], str] = as_argument,
+) -> tuple[bytes, str]:
     """Return a config file's bytes and the name that messages call it.
 
     :param config: path, absolute or relative to ``folder``, or ``gs://bucket/object``.
     :param folder: the DAG file's.
     :param storage: gives a client, asked only for ``gs://``.
+    :param named: how messages call an argument.
     :raises InvalidJobError: there is no such file, or it can't be read.
     :raises StagingError: there is no such object.
     """
@@ -115,7 +126,7 @@ def read_config(config: str, folder: Path, storage: Callable[[], Client]) -> tup
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidJobError(
-            [Violation("", f"the config file can't be read: {reason} ({path})", "argument config")]
+            [Violation("", f"the config file can't be read: {reason} ({path})", named("config"))]
         ) from error
 
 
@@ -128,6 +139,7 @@ def merge_request(
     extra_args: Sequence[Any],
     conn_id: str,
     settings: ConnectionSettings,
+    named: Callable[[str], str] = as_argument,
 ) -> JobRequest:
     """Merge a job: config file ← operator's arguments ← the run's params, then extra args.
 
@@ -136,12 +148,13 @@ def merge_request(
     :param arguments: the operator's, rendered.
     :param params: the run's, see :func:`airflow_aiptraining.core.config.params_layer`.
     :param settings: the connection's defaults for what nobody else gives.
+    :param named: how messages call an argument.
     :raises InvalidJobError: the file is no config, or a template in it fails.
     """
     layers = []
     if config is not None:
         layers.append(render_layer(parse_config(*config), render))
-    layers += [*argument_layers(arguments), params]
+    layers += [*argument_layers(arguments, named), params]
     given = merge(layers)
     defaults = connection_layer(
         conn_id,
@@ -151,7 +164,7 @@ def merge_request(
         python_version=settings.python_version,
     )
     merged = merge([defaults, *layers])
-    merged = append_args(merged, list(extra_args), "argument extra_args")
+    merged = append_args(merged, list(extra_args), named("extra_args"))
     return JobRequest(merged, default_runtime=settings.service == LOCAL)
 
 

@@ -6,19 +6,34 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_aiptraining.core.job_ids import fill_in
 from airflow_aiptraining.exceptions import Violation
 from airflow_aiptraining.operators.job_request import JobRequest, staging_folder
 
 if TYPE_CHECKING:
-    from airflow_aiptraining.hooks.training import AIPTrainingHook
+    from google.cloud.storage import Client
+
+    from airflow_aiptraining.hooks.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
 
 #: Stands for an archive that is not built yet, where a job is checked before anything is uploaded.
 _PLANNED = "gs://staging-bucket/packages/built-at-submit/{}.tar.gz"
+
+
+class Storage(Protocol):
+    """What a trainer needs of a hook."""
+
+    @property
+    def settings(self) -> ConnectionSettings:
+        """Its staging bucket, if it has one."""
+        ...
+
+    def get_storage_client(self, project_id: str | None = None) -> Client:
+        """Return Google's own client for it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,7 @@ class Trainer:
     package_path: Path | None
     packages: tuple[str, ...]
     staging_bucket: str | None
-    hook: AIPTrainingHook
+    hook: Storage
 
     @classmethod
     def of(
@@ -43,7 +58,7 @@ class Trainer:
         packages: Sequence[str] | str | None,
         folder: Path,
         staging_bucket: str | None,
-        hook: AIPTrainingHook,
+        hook: Storage,
     ) -> Trainer:
         """Resolve the operator's arguments.
 

@@ -78,11 +78,18 @@ class LogReader:
         )
 
     def entries(
-        self, job_id: str, *, task_name: str = "", newest_first: bool = False, page_size: int = 1000
+        self,
+        job_id: str,
+        *,
+        task_name: str = "",
+        since: str = "",
+        newest_first: bool = False,
+        page_size: int = 1000,
     ) -> Iterator[LogEntry]:
         """Yield a job's log entries in order, page by page.
 
         :param task_name: only this replica's; empty for all.
+        :param since: only entries of this timestamp and later ones; RFC 3339.
         :param newest_first: the log's end; what isn't found within :data:`TAIL_LIMIT` is left out.
         :raises ServiceError: the log can't be read.
         """
@@ -96,6 +103,8 @@ class LogReader:
             conditions.append(
                 f'(resource.labels.task_name="{task_name}" OR labels.task_name="{task_name}")'
             )
+        if since:
+            conditions.append(f'timestamp>="{since}"')
         body: dict[str, Any] = {
             "resourceNames": [f"projects/{self._project_id}"],
             "filter": " AND ".join(conditions),

@@ -147,15 +147,37 @@ class MLv1Service:
         self._client.execute(request, self._doing(f"Cancelling job {job_id!r}"))
 
     def log_entries(
-        self, job_id: str, *, task_name: str = "", newest_first: bool = False, page_size: int = 1000
+        self,
+        job_id: str,
+        *,
+        task_name: str = "",
+        since: str = "",
+        newest_first: bool = False,
+        page_size: int = 1000,
     ) -> Iterator[LogEntry]:
         """Yield a job's log entries; see :meth:`LogReader.entries`."""
-        reader = LogReader(
+        reader = self._log_tail if newest_first else self._log
+        return reader.entries(
+            job_id,
+            task_name=task_name,
+            since=since,
+            newest_first=newest_first,
+            page_size=page_size,
+        )
+
+    # Made anew they cost more than a request does, and who follows a log asks often.
+    @cached_property
+    def _log(self) -> LogReader:
+        return self._log_reader(self._timeout)
+
+    @cached_property
+    def _log_tail(self) -> LogReader:
+        return self._log_reader(min(self._timeout, TAIL_TIMEOUT))
+
+    def _log_reader(self, timeout: float) -> LogReader:
+        return LogReader(
             self.project_id,
             self._credentials,
             logging_endpoint=self._logging_endpoint,
-            timeout=min(self._timeout, TAIL_TIMEOUT) if newest_first else self._timeout,
-        )
-        return reader.entries(
-            job_id, task_name=task_name, newest_first=newest_first, page_size=page_size
+            timeout=timeout,
         )

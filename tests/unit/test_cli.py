@@ -294,6 +294,49 @@ class TestServe:
         assert len(Output(capsys).errors) == 1
 
 
+class TestJobs:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("submit",), "NAME"),
+            (("submit", "a", "b"), "unrecognized arguments: b"),
+            (("submit", "a", "--async", "--stream-logs"), "not allowed with"),
+            (("submit", "a", "--worker-accelerator", "type=x"), "type=TYPE,count=N"),
+            (("submit", "a", "--labels", "team"), "KEY=VALUE"),
+            (("submit", "a", "--staging-bucket", "bucket"), "gs://BUCKET"),
+            (("submit", "a", "--use-chief-in-tf-config", "yes"), "true or false"),
+            (("submit", "a", "--kms-keyring", "r"), "--kms-key is"),
+            (("submit", "a", "--kms-key", "k", "--kms-keyring", "r"), "--kms-key is"),
+            (("list", "--limit", "0"), "from 1"),
+            (("list", "--url", "http://127.0.0.1:1", "--conn-id", "c"), "not allowed with"),
+            (("describe", "a/b"), "no job's id"),
+            (("logs", "a", "--task-name", 'x" OR "'), "master-replica-0"),
+        ],
+    )
+    def test_wrong_usage_is_one_line_and_exit_code_2(
+        self, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+    ) -> None:
+        assert run("jobs", *arguments) == 2
+        (line,) = Output(capsys).errors
+        assert words in line
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("--url", "127.0.0.1:80"), "--url is '127.0.0.1:80'"),
+            (("--url", "http://127.0.0.1:1", "--token-file", "none"), "can't be read"),
+            (("--url", "http://127.0.0.1:1", "--project", "a/b"), "'a/b' is no project id"),
+            (("--conn-id", "c", "--token-file", "none"), "its own credentials"),
+        ],
+    )
+    def test_a_place_that_is_none_is_one_line(
+        self, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+    ) -> None:
+        assert run("jobs", "list", *arguments) == 1
+        (line,) = Output(capsys).errors
+        assert words in line
+
+
 class TestTheProgram:
     def test_it_tells_its_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--version") == 0
