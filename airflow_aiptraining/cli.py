@@ -149,7 +149,17 @@ def _parser() -> argparse.ArgumentParser:
         help="a name, beside loopback ones, by which callers reach it; may be repeated",
     )
     serve.add_argument(
-        "--capacity", type=_positive, metavar="N", help="jobs that run at once; default: by CPUs"
+        "--capacity",
+        type=_positive,
+        metavar="N",
+        help="replicas that run at once; default: by CPUs",
+    )
+    serve.add_argument(
+        "--max-replicas",
+        type=_positive,
+        default=32,
+        metavar="N",
+        help="replicas that one job may have; default: 32",
     )
     serve.add_argument(
         "--stop-jobs", action="store_true", help="at the end cancel the jobs that still run"
@@ -237,6 +247,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         token_file=arguments.token_file,
         allowed_hosts=arguments.allowed_host,
         capacity=arguments.capacity,
+        max_replicas=arguments.max_replicas,
         stop_jobs=arguments.stop_jobs,
     )
     return 0

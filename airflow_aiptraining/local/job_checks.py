@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_aiptraining.core import cluster, machines
 from airflow_aiptraining.local.errors import ApiError
 from airflow_aiptraining.local.object_store import ObjectStore, StoredObject
 
@@ -17,12 +18,11 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.(tar\.gz|tgz|zip|whl)")
 _NOT_YET = (
     ("hyperparameters", "hyperparameter tuning"),
     ("nasJobSpec", "neural architecture search"),
-    ("masterConfig.imageUri", "custom containers"),
-    ("workerCount", "workers"),
-    ("parameterServerCount", "parameter servers"),
-    ("evaluatorCount", "evaluators"),
+    *((f"{field}Config.imageUri", "custom containers") for _, field in machines.ROLE_FIELDS),
 )
-_TIERS_WITH_WORKERS = {"STANDARD_1", "PREMIUM_1", "BASIC_TPU"}
+_TPU_TIER = "BASIC_TPU"
+MAX_REPLICAS = 32
+"""Replicas that a job may have if nobody says; PREMIUM_1 has 31."""
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
@@ -40,8 +40,27 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
         if _at(training_input, path) not in (None, "", "0", 0):
             raise _unimplemented(what)
     tier = str(_at(training_input, "scaleTier") or "").upper().replace("-", "_")
-    if tier in _TIERS_WITH_WORKERS:
-        raise _unimplemented(f"the workers of scale tier {tier}")
+    types = [_at(training_input, f"{field}Type") for _, field in machines.ROLE_FIELDS]
+    if tier == _TPU_TIER or machines.CLOUD_TPU in types:
+        raise _unimplemented("TPUs")
+
+
+def check_size(training_input: Mapping[str, Any], most: int) -> list[tuple[str, str]]:
+    """Return what is wrong with the number of a job's replicas, as (path, description).
+
+    :param training_input: a valid one.
+    :param most: the most that a job may have.
+    """
+    counts = cluster.replica_counts(training_input)
+    if (asked := sum(counts.values())) <= most:
+        return []
+    parts = " + ".join(f"{count} {role}" for role, count in counts.items())
+    text = (
+        f"The job has {asked} replicas ({parts}); this service runs {most} of one job at most, "
+        "each as a process on one machine. Ask for fewer, or start the service with "
+        f"'--max-replicas {asked}'."
+    )
+    return [(cluster.count_field(training_input), text)]
 
 
 def check_storage(training_input: Mapping[str, Any], objects: ObjectStore) -> list[tuple[str, str]]:
@@ -113,6 +132,5 @@ def _unimplemented(what: str) -> ApiError:
     return ApiError(
         501,
         "UNIMPLEMENTED",
-        f"The embedded service runs jobs of one replica with Python packages; it does not support "
-        f"{what} yet.",
+        f"The embedded service runs jobs with Python packages; it does not support {what} yet.",
     )

@@ -64,10 +64,12 @@ CREATE TABLE IF NOT EXISTS replicas (
     position INTEGER NOT NULL,
     trial    TEXT NOT NULL DEFAULT '',
     attempt  INTEGER NOT NULL DEFAULT 1,
-    exit     TEXT
+    exit     TEXT,
+    address  TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS replicas_by_job ON replicas (job_uid);
 """
+_REPLICA_COLUMNS = "PRAGMA table_info(replicas)"
 
 
 class JobExistsAlreadyError(Exception):
@@ -126,6 +128,7 @@ class Replica:
     :param position: its number within the role, from 0.
     :param trial: trial id of a tuning job, else empty.
     :param attempt: 1, and more for each restart of the same replica.
+    :param address: ``host:port`` that the others know it by; empty where they don't.
     """
 
     uid: str
@@ -134,6 +137,7 @@ class Replica:
     position: int
     trial: str = ""
     attempt: int = 1
+    address: str = ""
     exit: dict[str, Any] | None = field(default=None, compare=False)
 
     @property
@@ -155,6 +159,9 @@ class JobStore:
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("PRAGMA foreign_keys=ON")
         self._db.executescript(_SCHEMA)
+        if "address" not in {row["name"] for row in self._db.execute(_REPLICA_COLUMNS)}:
+            # A folder of a version whose jobs had one replica.
+            self._db.execute("ALTER TABLE replicas ADD COLUMN address TEXT NOT NULL DEFAULT ''")
 
     def close(self) -> None:
         """Close the file."""
@@ -310,9 +317,12 @@ class JobStore:
         """Write down processes before they are started, all or none."""
         with self._transaction():
             self._db.executemany(
-                "INSERT INTO replicas (uid, job_uid, role, position, trial, attempt)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                [(r.uid, r.job_uid, r.role, r.position, r.trial, r.attempt) for r in replicas],
+                "INSERT INTO replicas (uid, job_uid, role, position, trial, attempt, address)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (r.uid, r.job_uid, r.role, r.position, r.trial, r.attempt, r.address)
+                    for r in replicas
+                ],
             )
 
     def replicas(self, job_uid: str) -> list[Replica]:
@@ -328,10 +338,21 @@ class JobStore:
                 position=row["position"],
                 trial=row["trial"],
                 attempt=row["attempt"],
+                address=row["address"],
                 exit=json.loads(row["exit"]) if row["exit"] else None,
             )
             for row in rows
         ]
+
+    def ports(self) -> set[int]:
+        """Return the ports of all unfinished jobs' replicas."""
+        places = ", ".join("?" * len(UNFINISHED))
+        rows = self._db.execute(
+            "SELECT address FROM jobs JOIN replicas ON job_uid = jobs.uid"  # noqa: S608 - places
+            f" WHERE address != '' AND state IN ({places})",
+            [state.value for state in UNFINISHED],
+        )
+        return {int(row["address"].rpartition(":")[2]) for row in rows}
 
     def set_exit(self, replica_uid: str, result: Mapping[str, Any]) -> None:
         """Write down how a process ended."""

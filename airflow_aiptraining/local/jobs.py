@@ -23,7 +23,7 @@ from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.exceptions import InvalidJobError
 from airflow_aiptraining.local import filters
 from airflow_aiptraining.local.errors import ApiError
-from airflow_aiptraining.local.job_checks import check_storage, refuse_unsupported
+from airflow_aiptraining.local.job_checks import check_size, check_storage, refuse_unsupported
 from airflow_aiptraining.local.job_store import (
     IllegalTransitionError,
     Job,
@@ -53,9 +53,11 @@ _UNIMPLEMENTED = (
 )
 
 
-def routes(store: JobStore, scheduler: Scheduler, objects: ObjectStore) -> list[BaseRoute]:
+def routes(
+    store: JobStore, scheduler: Scheduler, objects: ObjectStore, max_replicas: int
+) -> list[BaseRoute]:
     """Return the routes of ML v1; this table is the list of what is supported."""
-    api = _Jobs(store, scheduler, objects)
+    api = _Jobs(store, scheduler, objects, max_replicas)
     table: list[BaseRoute] = [
         Route("/v1/projects/{project}:getConfig", _get_config, methods=["GET"]),
         Route("/v1/projects/{project}/jobs", api.create, methods=["POST"]),
@@ -97,10 +99,13 @@ def resource(job: Job, position: int | None = None) -> dict[str, Any]:
 class _Jobs:
     """Handlers of ``projects.jobs``."""
 
-    def __init__(self, store: JobStore, scheduler: Scheduler, objects: ObjectStore) -> None:
+    def __init__(
+        self, store: JobStore, scheduler: Scheduler, objects: ObjectStore, max_replicas: int
+    ) -> None:
         self._store = store
         self._scheduler = scheduler
         self._objects = objects
+        self._max_replicas = max_replicas
 
     async def create(self, request: Request) -> Response:
         # The models take a moment to load, and are wanted by nobody before the first job.
@@ -116,6 +121,8 @@ class _Jobs:
                 [(_field_name(v.path), v.message) for v in error.violations]
             ) from error
         job_input = job["trainingInput"]
+        if too_large := check_size(job_input, self._max_replicas):
+            raise _violations([(_field_name(f"trainingInput.{path}"), t) for path, t in too_large])
         problems = await asyncio.to_thread(check_storage, job_input, self._objects)
         if problems:
             raise _violations(problems, "FAILED_PRECONDITION")

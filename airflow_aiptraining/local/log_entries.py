@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute, Route
 
 from airflow_aiptraining.local import filters
 from airflow_aiptraining.local.errors import ApiError
-from airflow_aiptraining.local.job_run import JobFolder
+from airflow_aiptraining.local.job_folder import JobFolder
 from airflow_aiptraining.local.job_store import Job, JobStore
 from airflow_aiptraining.local.log_store import EARLIEST, LATEST, LogFile, Record, nanoseconds
 

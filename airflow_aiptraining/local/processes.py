@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection
 
 import psutil
 
@@ -18,23 +19,23 @@ _ROUNDS = 20
 _PAUSE = 0.02
 
 
-def marked(variable: str, value: str) -> list[psutil.Process]:
-    """Return this user's living processes that have *variable* set to *value*."""
+def marked(variable: str, values: Collection[str]) -> list[psutil.Process]:
+    """Return this user's living processes that have *variable* set to one of *values*."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if (
-                process.environ().get(variable) == value
+                process.environ().get(variable) in values
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
                 found.append(process)
     return found
 
 
-def kill_marked(variable: str, value: str) -> None:
-    """Kill all processes that have *variable* set to *value*, and what they start meanwhile."""
+def kill_marked(variable: str, *values: str) -> None:
+    """Kill all processes that have *variable* set to one of *values*, and what they start then."""
     for _ in range(_ROUNDS):
-        found = marked(variable, value)
+        found = marked(variable, values)
         if not found:
             return
         for process in found:

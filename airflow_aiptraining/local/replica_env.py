@@ -1,4 +1,4 @@
-"""What a replica's process is given: its command line, its environment, its ``TF_CONFIG``.
+"""What a replica's process is given: its command line, its environment.
 
 The environment is built from nothing: a trainer reaches this service's storage and finds no
 credentials of the person who runs the service (measured with TensorFlow, gcsfs, google-auth,
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,7 +32,6 @@ PASSED_ON = (
 """Variables that name this machine's roots of trust and its accelerators' libraries."""
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-_CHIEF_SINCE = (2, 1)
 
 
 def temporary_folder(uid: str) -> Path:
@@ -55,48 +53,6 @@ def command(python: Path, training_input: Mapping[str, Any]) -> list[str]:
     if training_input.get("jobDir"):
         argv += ["--job-dir", training_input["jobDir"]]
     return argv
-
-
-def primary_name(training_input: Mapping[str, Any]) -> str:
-    """Return ``chief`` or ``master``: the name of the first replica in ``TF_CONFIG``.
-
-    Runtime 2.1 and later say chief, older ones master; a custom container says master unless
-    ``useChiefInTfConfig``.  Source: "Details of TF_CONFIG" of ML v1.
-    """
-    if (training_input.get("masterConfig") or {}).get("imageUri"):
-        return "chief" if training_input.get("useChiefInTfConfig") else "master"
-    version = re.match(r"(\d+)\.(\d+)", str(training_input.get("runtimeVersion", "")))
-    if version and (int(version[1]), int(version[2])) < _CHIEF_SINCE:
-        return "master"
-    return "chief"
-
-
-def tf_config(
-    training_input: Mapping[str, Any],
-    addresses: Mapping[str, Sequence[str]],
-    role: str,
-    position: int,
-    *,
-    cloud: str,
-    trial: str = "",
-) -> dict[str, Any]:
-    """Return ``TF_CONFIG`` of one replica.
-
-    :param addresses: role (``master``, ``worker``, ``ps``) → ``host:port`` of its replicas.
-    :param role: this replica's role.
-    :param cloud: opaque id of the job.
-    :param trial: trial id of a tuning job, else empty.
-    """
-    names = {"master": primary_name(training_input)}
-    task: dict[str, Any] = {"type": names.get(role, role), "index": position, "cloud": cloud}
-    if trial:
-        task["trial"] = trial
-    return {
-        "cluster": {names.get(name, name): list(hosts) for name, hosts in addresses.items()},
-        "task": task,
-        "job": dict(training_input),
-        "environment": "cloud",
-    }
 
 
 def environment(

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -53,11 +53,13 @@ class Exit:
     :param returncode: negative for a signal; None where it couldn't be started.
     :param stderr_tail: its last lines on stderr.
     :param error: why it couldn't be started or followed; else empty.
+    :param ended: when, in seconds since the epoch; None where nobody knows.
     """
 
     returncode: int | None
     stderr_tail: tuple[str, ...] = ()
     error: str = ""
+    ended: float | None = None
 
 
 class ReplicaProcess:
@@ -85,8 +87,16 @@ class ReplicaProcess:
     @property
     def environment(self) -> dict[str, str]:
         """Return the variables that it was given."""
-        spec = json.loads((self.folder / "spec.json").read_text(encoding="utf-8"))
-        return dict(spec["env"])
+        return dict(self._spec()["env"])
+
+    @property
+    def argv(self) -> list[str]:
+        """Return its command line."""
+        return list(self._spec()["argv"])
+
+    def _spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = json.loads((self.folder / "spec.json").read_text(encoding="utf-8"))
+        return spec
 
     def prepare(
         self,
@@ -147,7 +157,12 @@ class ReplicaProcess:
         """Return how it ended; it must be ENDED or LOST."""
         if self.stage() is Stage.ENDED:
             result = json.loads((self.folder / "exit.json").read_text(encoding="utf-8"))
-            return Exit(result["returncode"], tuple(result["stderr_tail"]), result["error"] or "")
+            return Exit(
+                result["returncode"],
+                tuple(result["stderr_tail"]),
+                result["error"] or "",
+                result["ended"],
+            )
         said = (self.folder / "wrapper.log").read_text(encoding="utf-8", errors="replace").strip()
         return Exit(
             None,
@@ -155,28 +170,45 @@ class ReplicaProcess:
             + (f": {said[-500:]}" if said else ""),
         )
 
-    async def kill(self) -> None:
-        """End it with all that came of it; returns when nothing is left."""
-        until = time.monotonic() + _KILL_SECONDS
-        while self.stage() in {Stage.STARTING, Stage.RUNNING} and time.monotonic() < until:
-            await asyncio.to_thread(self._kill_once)
-            await asyncio.sleep(0.02)
-        # A wrapper that doesn't end, or children of one that died.
-        await asyncio.to_thread(kill_marked, WRAPPER_MARKER, self.uid)
-        await self.sweep()
-
-    async def sweep(self) -> None:
-        """End what the process left behind, and remove what it was given for its run."""
-        await asyncio.to_thread(kill_marked, MARKER, self.uid)
-        folders = [self.folder / name for name in _FOLDERS]
-        for folder in (*folders, replica_env.temporary_folder(self.uid)):
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-    def _kill_once(self) -> None:
+    def kill_group(self) -> None:
+        """End its process and what is in its group or tree."""
         with contextlib.suppress(OSError, ValueError):
             pids: dict[str, Any] = json.loads((self.folder / "pid.json").read_text())
             kill_group(pids["trainer"], MARKER, self.uid)
-        kill_marked(MARKER, self.uid)
+
+    def discard(self) -> None:
+        """Remove what it was given for its run."""
+        folders = [self.folder / name for name in _FOLDERS]
+        for folder in (*folders, replica_env.temporary_folder(self.uid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+async def kill(processes: Iterable[ReplicaProcess]) -> None:
+    """End replicas with all that came of them; returns when nothing is left.
+
+    All at once: each look at the machine's processes costs more than ending one.
+    """
+    every = list(processes)
+    uids = [process.uid for process in every]
+    until = time.monotonic() + _KILL_SECONDS
+    while time.monotonic() < until:
+        alive = [p for p in every if p.stage() in {Stage.STARTING, Stage.RUNNING}]
+        if not alive:
+            break
+        await asyncio.to_thread(_kill_once, alive)
+        await asyncio.sleep(0.02)
+    # Wrappers that don't end, or children of some that died.
+    await asyncio.to_thread(kill_marked, WRAPPER_MARKER, *uids)
+    # What the processes left behind.
+    await asyncio.to_thread(kill_marked, MARKER, *uids)
+    for process in every:
+        await asyncio.to_thread(process.discard)
+
+
+def _kill_once(processes: Sequence[ReplicaProcess]) -> None:
+    for process in processes:
+        process.kill_group()
+    kill_marked(MARKER, *(process.uid for process in processes))
 
 
 def _is_locked(claim: Path) -> bool:

@@ -1,8 +1,9 @@
 """The queue: which job runs when, and the clocks that cancel jobs.
 
-QUEUED jobs wait for a place, by priority, then age.  A job that is PREPARING, RUNNING or CANCELLING
-holds one.  One asyncio task drives each (``job_run.py``); a cancel ends that task and another one
-ends the job's processes.
+QUEUED jobs wait for places, one for each replica, by priority, then age.  A job that is PREPARING,
+RUNNING or CANCELLING holds them.  One for which there aren't enough lets smaller ones pass for a
+while; then they wait too, so that its turn comes.  One asyncio task drives each (``job_run.py``); a
+cancel ends that task and another one ends the job's processes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from airflow_aiptraining.core.cluster import replica_count
 from airflow_aiptraining.core.states import JobState
-from airflow_aiptraining.local.job_run import SERVICE_TASK, JobFolder, JobRun
+from airflow_aiptraining.local.job_folder import SERVICE_TASK, JobFolder
+from airflow_aiptraining.local.job_run import JobRun
 from airflow_aiptraining.local.job_store import UNFINISHED, IllegalTransitionError, Job, JobStore
 
 log = logging.getLogger(__name__)
@@ -25,11 +28,15 @@ log = logging.getLogger(__name__)
 MAX_RUNNING_TIME = "604800s"
 """Default of ``scheduling.maxRunningTime``. Source: ML v1 discovery, revision 20251213."""
 
+PATIENCE_SECONDS = 60.0
+_LOOK_AHEAD = 20
+"""Queued jobs that are looked at beyond the capacity, for some that fit."""
+
 _DURATION = re.compile(r"(\d+(?:\.\d{1,9})?)s")
 
 
 def default_capacity() -> int:
-    """Return how many jobs run at once on this machine if nobody says."""
+    """Return how many replicas run at once on this machine if nobody says."""
     return max(2, os.cpu_count() or 1)
 
 
@@ -38,7 +45,9 @@ class Scheduler:
 
     :param make_run: job's uid → what drives it.
     :param folder: job's uid → its folder.
-    :param capacity: jobs that hold a place at the same time.
+    :param capacity: replicas that hold a place at the same time; a job with more runs when nothing
+        else does.
+    :param patience: seconds for which smaller jobs may pass one that doesn't fit.
     """
 
     def __init__(
@@ -48,11 +57,15 @@ class Scheduler:
         folder: Callable[[str], JobFolder],
         *,
         capacity: int,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._store = store
         self._make_run = make_run
         self._folder = folder
         self._capacity = capacity
+        self._patience = patience
+        self._places: dict[str, int] = {}
+        self._passed_since: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_running = False
@@ -64,7 +77,7 @@ class Scheduler:
         for job in self._store.in_states(*UNFINISHED):
             self._set_timer(job)
             if job.state is not JobState.QUEUED:
-                self._drive(job.uid)
+                self._drive(job.uid, replica_count(job.input))
         self._fill()
         try:
             yield
@@ -99,7 +112,7 @@ class Scheduler:
         if task := self._tasks.get(uid):
             task.cancel()  # _driven goes on to end the processes
         else:
-            self._drive(uid)
+            self._drive(uid, 0)  # it was QUEUED: nothing of it runs
 
     async def cancel_all(self, reason: str) -> None:
         """Cancel every unfinished job and wait for their ends."""
@@ -112,24 +125,33 @@ class Scheduler:
 
     def _fill(self) -> None:
         """Give free places to the jobs that are next."""
-        free = self._capacity - len(self._tasks)
-        if not self._is_running or free <= 0:
+        used = sum(self._places.values())
+        if not self._is_running or used >= self._capacity:
             return
-        for job in self._store.in_states(JobState.QUEUED, limit=self._capacity):
+        now = time.monotonic()
+        for job in self._store.in_states(JobState.QUEUED, limit=self._capacity + _LOOK_AHEAD):
             if job.uid in self._tasks:
                 continue
-            if free <= 0:
+            if used >= self._capacity:
                 break
-            self._drive(job.uid)
-            free -= 1
+            needed = replica_count(job.input)
+            if used and used + needed > self._capacity:
+                if now - self._passed_since.setdefault(job.uid, now) >= self._patience:
+                    break  # what is free is kept for it
+                continue
+            self._drive(job.uid, needed)
+            used += needed
 
-    def _drive(self, uid: str) -> None:
+    def _drive(self, uid: str, places: int) -> None:
+        self._places[uid] = places
+        self._passed_since.pop(uid, None)
         task = asyncio.create_task(self._driven(uid), name=f"job {uid}")
         self._tasks[uid] = task
         task.add_done_callback(lambda _: self._drove(uid, task))
 
     def _drove(self, uid: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(uid, None)
+        self._places.pop(uid, None)
         if not task.cancelled() and (error := task.exception()):
             log.error("Job %s stays as it is until the next start", uid, exc_info=error)
         if self._is_running:
@@ -151,6 +173,8 @@ class Scheduler:
         except Exception as error:
             log.exception("Job %s", uid)
             self._crashed(uid, error)
+            with contextlib.suppress(Exception):
+                await run.end_crashed()
         if self._store.get_by_uid(uid).state is JobState.CANCELLING:
             await run.end_cancelled()
 

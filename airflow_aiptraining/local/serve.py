@@ -29,6 +29,7 @@ import uvicorn
 
 from airflow_aiptraining.exceptions import AIPTrainingError
 from airflow_aiptraining.local.app import create_app
+from airflow_aiptraining.local.job_checks import MAX_REPLICAS
 from airflow_aiptraining.local.training import TrainingSettings
 
 _GRACE_SECONDS = 3
@@ -49,6 +50,7 @@ def serve(
     token_file: Path | None = None,
     allowed_hosts: Collection[str] = (),
     capacity: int | None = None,
+    max_replicas: int = MAX_REPLICAS,
     stop_jobs: bool = False,
 ) -> None:
     """Run the service until SIGTERM or SIGINT.
@@ -59,7 +61,8 @@ def serve(
     :param ready_file: where to write the ready line, besides stdout.
     :param token_file: file with a token that every request must carry.
     :param allowed_hosts: Host names accepted beside loopback ones.
-    :param capacity: jobs that run at once; None: as many as there are processors, two at least.
+    :param capacity: replicas that run at once; None: as many as there are processors, two at least.
+    :param max_replicas: the most that one job may have.
     :param stop_jobs: at the end cancel all jobs and wait; else replicas go on, and the next service
         on the same folder takes them up.
     :raises ServiceNotStartedError: the folder has a service already or a database that can't be
@@ -88,7 +91,10 @@ def serve(
                 token=token,
                 token_free_port=_port(listeners[-1]) if token is not None else None,
                 training=TrainingSettings(
-                    service_url=_url(listeners[-1]), capacity=capacity, stop_jobs=stop_jobs
+                    service_url=_url(listeners[-1]),
+                    capacity=capacity,
+                    max_replicas=max_replicas,
+                    stop_jobs=stop_jobs,
                 ),
             )
         except sqlite3.DatabaseError as error:

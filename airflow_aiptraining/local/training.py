@@ -13,9 +13,12 @@ from starlette.routing import BaseRoute
 
 from airflow_aiptraining.local import jobs, log_entries
 from airflow_aiptraining.local.environments import INSTALL_SECONDS, Environments
-from airflow_aiptraining.local.job_run import JobFolder, JobRun
+from airflow_aiptraining.local.job_checks import MAX_REPLICAS
+from airflow_aiptraining.local.job_folder import JobFolder
+from airflow_aiptraining.local.job_run import JobRun
 from airflow_aiptraining.local.job_store import JobStore
 from airflow_aiptraining.local.object_store import ObjectStore
+from airflow_aiptraining.local.ports import Ports
 from airflow_aiptraining.local.scheduler import Scheduler, default_capacity
 
 SHUT_DOWN = "The embedded service was stopped together with its jobs."
@@ -26,8 +29,9 @@ class TrainingSettings:
     """How the service runs jobs.
 
     :param service_url: where replicas reach this service, without a slash at the end.
-    :param capacity: jobs that run at once; None: as many as this machine has processors, two at
-        least.
+    :param capacity: replicas that run at once; None: as many as this machine has processors, two
+        at least.
+    :param max_replicas: the most that one job may have.
     :param install_timeout: seconds that installing a job's packages may take.
     :param stop_jobs: at the end cancel all jobs and wait for them; else replicas go on, and the
         next service on the same data takes them up.
@@ -35,6 +39,7 @@ class TrainingSettings:
 
     service_url: str = ""
     capacity: int | None = None
+    max_replicas: int = MAX_REPLICAS
     install_timeout: float = INSTALL_SECONDS
     stop_jobs: bool = False
 
@@ -56,6 +61,7 @@ class Training:
         self._environments = Environments(
             self._data / "environments", timeout=settings.install_timeout
         )
+        self._ports = Ports(self._store.ports)
         self._folders: dict[str, JobFolder] = {}
         self._scheduler = Scheduler(
             self._store,
@@ -67,7 +73,7 @@ class Training:
     def routes(self) -> list[BaseRoute]:
         """Return the routes of ML v1 and Cloud Logging."""
         return [
-            *jobs.routes(self._store, self._scheduler, self._objects),
+            *jobs.routes(self._store, self._scheduler, self._objects, self._settings.max_replicas),
             *log_entries.routes(self._store, self._folder),
         ]
 
@@ -100,6 +106,7 @@ class Training:
             environments=self._environments,
             folder=self._folder(uid),
             package_cache=self._data / "packages",
+            ports=self._ports,
             service_url=self._settings.service_url,
             logs_url=f"{self._settings.service_url}/logs/{job.project}/{job.job_id}",
         )

@@ -373,8 +373,9 @@ def test_storage_that_a_job_needs_is_checked_at_create(client: TrainingClient) -
 @pytest.mark.parametrize(
     "change",
     [
-        {"scaleTier": "STANDARD_1"},
-        {"scaleTier": "CUSTOM", "masterType": "standard", "workerCount": "1"},
+        {"scaleTier": "BASIC_TPU"},
+        {"masterType": "standard", "workerCount": "1", "workerType": "cloud_tpu"},
+        {"workerConfig": {"imageUri": "gcr.io/a/b"}},
         {"hyperparameters": {"params": []}},
         {"masterConfig": {"imageUri": "gcr.io/a/b"}},
     ],

@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from airflow_aiptraining.local.replica_env import command, environment, primary_name, tf_config
+from airflow_aiptraining.local.replica_env import command, environment
 
 INPUT = {"pythonModule": "trainer.task", "args": ["--a", "--job-dir=x"], "jobDir": "gs://b/o"}
 
@@ -15,35 +12,6 @@ def test_job_dir_comes_last_even_if_the_user_gave_one() -> None:
     assert command(Path("/e/bin/python"), INPUT) == [
         "/e/bin/python", "-m", "trainer.task", "--a", "--job-dir=x", "--job-dir", "gs://b/o",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("training_input", "name"),
-    [
-        ({"runtimeVersion": "2.1"}, "chief"),
-        ({"runtimeVersion": "2.11"}, "chief"),
-        ({"runtimeVersion": "1.15"}, "master"),
-        ({"runtimeVersion": "odd"}, "chief"),
-        ({}, "chief"),
-        ({"masterConfig": {"imageUri": "i"}}, "master"),
-        ({"masterConfig": {"imageUri": "i"}, "useChiefInTfConfig": True}, "chief"),
-        ({"runtimeVersion": "1.15", "useChiefInTfConfig": True}, "master"),
-    ],
-    ids=str,
-)
-def test_first_replica_is_named_by_runtime(training_input: dict[str, Any], name: str) -> None:
-    assert primary_name(training_input) == name
-
-
-def test_tf_config_of_a_trial() -> None:
-    made = tf_config(INPUT, {"master": ["h:1"]}, "master", 0, cloud="c", trial="2")
-
-    assert made == {
-        "cluster": {"chief": ["h:1"]},
-        "task": {"type": "chief", "index": 0, "cloud": "c", "trial": "2"},
-        "job": INPUT,
-        "environment": "cloud",
-    }
 
 
 def made_from(base: dict[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.local import job_store
-from airflow_aiptraining.local.job_run import JobFolder
+from airflow_aiptraining.local.job_folder import JobFolder
 from airflow_aiptraining.local.job_store import Job, JobStore
 from airflow_aiptraining.local.scheduler import Scheduler, duration
 
