@@ -157,7 +157,6 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--max-replicas",
         type=_positive,
-        default=32,
         metavar="N",
         help="replicas that one job may have; default: 32",
     )

@@ -136,7 +136,7 @@ class ReplicaSet:
                 for replica in self._current
                 if self._stage(replica) in _OVER
             ]
-            if end := _deciding(ends):
+            if end := deciding(ends):
                 self._record(end)
                 return end
             for end in ends:
@@ -244,8 +244,11 @@ def _may_restart(end: End) -> bool:
     return is_transient(end.result) and end.replica.attempt <= MAX_RESTARTS
 
 
-def _deciding(ends: Iterable[End]) -> End | None:
-    """Return the end that decides the job, if there is one by now."""
+def deciding(ends: Iterable[End]) -> End | None:
+    """Return the end that decides a job, if there is one by now.
+
+    :param ends: of its replicas, as far as they have ended.
+    """
     ends = list(ends)
     for end in ends:
         # Written down already: what came after it came of it.

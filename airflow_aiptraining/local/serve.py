@@ -50,7 +50,7 @@ def serve(
     token_file: Path | None = None,
     allowed_hosts: Collection[str] = (),
     capacity: int | None = None,
-    max_replicas: int = MAX_REPLICAS,
+    max_replicas: int | None = None,
     stop_jobs: bool = False,
 ) -> None:
     """Run the service until SIGTERM or SIGINT.
@@ -62,7 +62,7 @@ def serve(
     :param token_file: file with a token that every request must carry.
     :param allowed_hosts: Host names accepted beside loopback ones.
     :param capacity: replicas that run at once; None: as many as there are processors, two at least.
-    :param max_replicas: the most that one job may have.
+    :param max_replicas: the most that one job may have; None: 32.
     :param stop_jobs: at the end cancel all jobs and wait; else replicas go on, and the next service
         on the same folder takes them up.
     :raises ServiceNotStartedError: the folder has a service already or a database that can't be
@@ -93,7 +93,7 @@ def serve(
                 training=TrainingSettings(
                     service_url=_url(listeners[-1]),
                     capacity=capacity,
-                    max_replicas=max_replicas,
+                    max_replicas=max_replicas or MAX_REPLICAS,
                     stop_jobs=stop_jobs,
                 ),
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from embedded import Service
-from training_client import PROJECT, TrainingClient
+from training_client import PROJECT, TrainingClient, wheel
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
 
@@ -119,3 +119,38 @@ def test_submit_packages_uploads_and_runs(
     assert done.returncode == 0, done.stderr
     assert client.wait("by_gcloud")["state"] == "SUCCEEDED", client.lines("by_gcloud")
     assert "args ['--epochs', '3']" in client.lines("by_gcloud")
+
+
+def test_custom_cluster_of_a_config_file_runs(
+    client: TrainingClient, gcloud: Gcloud, tmp_path: Path
+) -> None:
+    uri = client.upload(wheel("import os; print(os.environ['TF_CONFIG'])"))
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "trainingInput:\n"
+        "  scaleTier: CUSTOM\n"
+        "  masterType: complex_model_m\n"
+        "  workerType: complex_model_m\n"
+        "  workerCount: 2\n"
+        "  parameterServerType: large_model\n"
+        "  parameterServerCount: 1\n"
+        "  runtimeVersion: '2.11'\n"
+        "  pythonVersion: '3.7'\n"
+    )
+
+    done = gcloud(
+        "submit", "training", "cluster_by_gcloud", f"--config={config}", f"--packages={uri}",
+        "--module-name=trainer.task", "--region=us-central1",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert client.wait("cluster_by_gcloud")["state"] == "SUCCEEDED"
+    (line,) = [line for line in client.lines("cluster_by_gcloud") if line.startswith('{"cluster"')]
+    cluster = json.loads(line)["cluster"]
+    counts = {role: len(hosts) for role, hosts in cluster.items()}
+    assert counts == {"chief": 1, "worker": 2, "ps": 1}
+    streamed = gcloud(
+        "stream-logs", "cluster_by_gcloud", "--task-name=worker-replica-1", "--polling-interval=1"
+    )
+    assert "Running command: python3 -m trainer.task" in streamed.stdout, streamed.stderr
+    assert "master-replica-0" not in streamed.stdout

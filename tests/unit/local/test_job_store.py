@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,3 +124,26 @@ def test_stale_etag_changes_nothing(store: JobStore) -> None:
         store.set_labels(job.uid, {}, etag=job.etag)
     assert changed.etag != job.etag
     assert store.get_by_uid(job.uid).labels == {"x": "y"}
+
+
+def test_folder_of_a_version_without_addresses_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    first = JobStore(path)
+    job = first.create("p", "a", labels={}, training_input={})
+    first.close()
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.execute("ALTER TABLE replicas DROP COLUMN address")
+        old.execute(
+            "INSERT INTO replicas (uid, job_uid, role, position) VALUES ('r', ?, 'master', 0)",
+            (job.uid,),
+        )
+        old.commit()
+
+    store = JobStore(path)
+    store.add_replicas([Replica("s", job.uid, "worker", 0, address="127.0.0.1:20001")])
+
+    assert [replica.address for replica in store.replicas(job.uid)] == ["", "127.0.0.1:20001"]
+    assert store.ports() == {20001}
+    store.advance(job.uid, JobState.FAILED)
+    assert store.ports() == set()
+    store.close()

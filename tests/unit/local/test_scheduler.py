@@ -13,7 +13,7 @@ from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.local import job_store
 from airflow_aiptraining.local.job_folder import JobFolder
 from airflow_aiptraining.local.job_store import Job, JobStore
-from airflow_aiptraining.local.scheduler import Scheduler, duration
+from airflow_aiptraining.local.scheduler import PATIENCE_SECONDS, Scheduler, duration
 
 
 class IdleRun:
@@ -41,14 +41,24 @@ def store(tmp_path: Path) -> Iterator[JobStore]:
     store.close()
 
 
-def scheduler(store: JobStore, folder: Path, stops_at: JobState, capacity: int = 1) -> Scheduler:
+def scheduler(
+    store: JobStore,
+    folder: Path,
+    stops_at: JobState,
+    capacity: int = 1,
+    patience: float = PATIENCE_SECONDS,
+) -> Scheduler:
     folders: dict[str, JobFolder] = {}
 
     def make(uid: str) -> Any:
         return IdleRun(store, uid, stops_at)
 
     return Scheduler(
-        store, make, lambda uid: folders.setdefault(uid, JobFolder(folder / uid)), capacity=capacity
+        store,
+        make,
+        lambda uid: folders.setdefault(uid, JobFolder(folder / uid)),
+        capacity=capacity,
+        patience=patience,
     )
 
 
@@ -126,6 +136,90 @@ async def test_stopped_queue_leaves_jobs_as_they_are(store: JobStore, tmp_path: 
                 await asyncio.sleep(0.005)
 
     assert store.get_by_uid(job.uid).state is JobState.RUNNING
+
+
+def create_cluster(store: JobStore, job_id: str, workers: int) -> Job:
+    counts = {"workerType": "standard", "workerCount": str(workers)} if workers else {}
+    return store.create("p", job_id, labels={}, training_input={"masterType": "standard", **counts})
+
+
+def names(store: JobStore, *states: JobState) -> list[str]:
+    return sorted(job.job_id for job in store.in_states(*states))
+
+
+async def runs(store: JobStore, *job_ids: str) -> bool:
+    """Wait until just these jobs run, and see that it stays so."""
+    async with asyncio.timeout(10):
+        while names(store, JobState.RUNNING) != sorted(job_ids):
+            await asyncio.sleep(0.005)
+    for _ in range(10):
+        await asyncio.sleep(0.005)
+    return names(store, JobState.RUNNING) == sorted(job_ids)
+
+
+async def test_jobs_start_when_all_their_replicas_fit(store: JobStore, tmp_path: Path) -> None:
+    queue = scheduler(store, tmp_path, JobState.RUNNING, capacity=4)
+    async with queue.running():
+        three, second = create_cluster(store, "three", 2), create_cluster(store, "second", 2)
+        queue.added(three)
+        queue.added(second)
+        assert await runs(store, "three")
+
+        queue.cancel(three.uid, "by hand")
+
+        assert await runs(store, "second")
+
+
+async def test_job_larger_than_the_capacity_runs_when_nothing_else_does(
+    store: JobStore, tmp_path: Path
+) -> None:
+    queue = scheduler(store, tmp_path, JobState.RUNNING, capacity=2)
+    async with queue.running():
+        small, large = create(store, "small"), create_cluster(store, "large", 7)
+        queue.added(small)
+        queue.added(large)
+        assert await runs(store, "small")
+
+        queue.cancel(small.uid, "by hand")
+        assert await runs(store, "large")
+
+        queue.added(create(store, "next"))
+        assert await runs(store, "large")
+
+
+async def test_small_jobs_pass_a_large_one_for_a_while_only(
+    store: JobStore, tmp_path: Path
+) -> None:
+    queue = scheduler(store, tmp_path, JobState.RUNNING, capacity=3, patience=0.5)
+    async with queue.running():
+        first = create(store, "first")
+        queue.added(first)
+        queue.added(create_cluster(store, "large", 2))
+        passing = create(store, "passing")
+        queue.added(passing)
+        assert await runs(store, "first", "passing")
+
+        await asyncio.sleep(0.6)
+        queue.added(create(store, "late"))
+        assert await runs(store, "first", "passing")
+        queue.cancel(first.uid, "by hand")
+        queue.cancel(passing.uid, "by hand")
+
+        assert await runs(store, "large")
+
+
+async def test_cancelled_job_that_was_queued_takes_no_place(
+    store: JobStore, tmp_path: Path
+) -> None:
+    queue = scheduler(store, tmp_path, JobState.RUNNING, capacity=2)
+    async with queue.running():
+        queue.added(create(store, "a"))
+        large = create_cluster(store, "large", 7)
+        queue.added(large)
+        queue.cancel(large.uid, "by hand")
+        queue.added(create(store, "b"))
+
+        assert await runs(store, "a", "b")
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("3600s", 3600), ("1.5s", 1.5)])
