@@ -163,6 +163,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--stop-jobs", action="store_true", help="at the end cancel the jobs that still run"
     )
+    serve.add_argument(
+        "--runtimes",
+        type=Path,
+        metavar="FILE",
+        help="TOML: what runtime versions have installed, over the package's own table",
+    )
     serve.set_defaults(run=_serve)
 
     cli_jobs.add_commands(commands)
@@ -248,6 +254,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         capacity=arguments.capacity,
         max_replicas=arguments.max_replicas,
         stop_jobs=arguments.stop_jobs,
+        runtimes=arguments.runtimes,
     )
     return 0
 

@@ -202,18 +202,34 @@ def _runtime_problems(training: View) -> Iterator[Problem]:
                 )
     runtime = yield from _version(training, "runtimeVersion")
     python = yield from _version(training, "pythonVersion")
-    if runtime is None or python is None or python not in _PYTHON_RUNTIMES:
+    if runtime is None or python is None:
         return
+    if problem := pair_problem(runtime, python):
+        yield Problem(training.at("pythonVersion"), problem)
+
+
+def pair_problem(runtime: tuple[int, int], python: tuple[int, int]) -> str:
+    """Return why no runtime of this version had such a Python; empty where it may have had it."""
+    if python not in _PYTHON_RUNTIMES:
+        return ""
     first, last = _PYTHON_RUNTIMES[python]
-    if runtime < first or (last is not None and runtime > last):
-        bounds = f"{_dotted(first)} to {_dotted(last)}" if last else f"{_dotted(first)} or later"
-        if first == (0, 0) and last:
-            bounds = f"{_dotted(last)} or earlier"
-        yield Problem(
-            training.at("pythonVersion"),
-            f"Python {_dotted(python)} never was in runtime {_dotted(runtime)}; it is in runtimes "
-            f"{bounds}",
-        )
+    if runtime >= first and (last is None or runtime <= last):
+        return ""
+    bounds = f"{_dotted(first)} to {_dotted(last)}" if last else f"{_dotted(first)} or later"
+    if first == (0, 0) and last:
+        bounds = f"{_dotted(last)} or earlier"
+    return (
+        f"Python {_dotted(python)} never was in runtime {_dotted(runtime)}; it is in runtimes "
+        f"{bounds}"
+    )
+
+
+def read_version(text: str) -> tuple[int, int] | None:
+    """Return major and minor of a version, None if it is none."""
+    if not _VERSION.match(text):
+        return None
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _version(training: View, field: str) -> Generator[Problem, None, tuple[int, int] | None]:
@@ -221,14 +237,13 @@ def _version(training: View, field: str) -> Generator[Problem, None, tuple[int, 
     text = training.get(field)
     if not text:
         return None
-    if not _VERSION.match(text):
+    version = read_version(text)
+    if version is None:
         example = "2.11" if field == "runtimeVersion" else "3.7"
         yield Problem(
             training.at(field), f"{text!r} is not a version; write it as '{example}', in quotes"
         )
-        return None
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
+    return version
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -1,7 +1,7 @@
 """Python environments of jobs, made by uv and kept by content.
 
-An environment's name is a hash of the packages' bytes, the interpreter and the runtime version, so
-a job whose packages were seen before starts at once.  It is built under another name and renamed
+An environment's name is a hash of the packages' bytes, the interpreter and what its runtime adds,
+so a job whose packages were seen before starts at once.  It is built under another name and renamed
 when it is complete: a crash leaves nothing that looks finished.  Jobs that need the same one at
 the same time build it once; it goes on as long as one of them waits.
 """
@@ -16,14 +16,16 @@ import json
 import os
 import shutil
 import signal
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import uv
+from packaging.requirements import Requirement
 
+from airflow_aiptraining.local.interpreters import OWN, Interpreter
 from airflow_aiptraining.local.processes import kill_marked
 from airflow_aiptraining.local.replica_env import PASSED_ON
 
@@ -33,6 +35,7 @@ INSTALL_MARKER = "AIPTRAINING_INSTALL"
 INSTALL_SECONDS = 900.0
 """An install that takes longer is taken for hanging."""
 
+_PLAIN = ("--color", "never", "--no-progress", "--no-python-downloads")
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 25
 # What uv says when it can't get the tools for a build: no network, or an index without them.
@@ -83,6 +86,30 @@ class Package:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Base:
+    """What an environment has beside a job's packages.
+
+    :param python: the interpreter that it is made with.
+    :param requirements: what is installed before the packages.
+    :param on_import: (module, its requirements): installed where the packages don't bring it.
+    :param requirements_origin: where the requirements are written, for errors.
+    :param on_import_origin: where the modules are.
+    """
+
+    python: Interpreter = OWN
+    requirements: tuple[str, ...] = ()
+    on_import: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    requirements_origin: str = ""
+    on_import_origin: str = ""
+
+    @property
+    def further(self) -> list[str]:
+        """What is installed beside the packages, for people to read."""
+        missing = [f"{module}, where nothing requires it" for module, _ in self.on_import]
+        return [*self.requirements, *missing]
+
+
 @dataclass
 class _Build:
     task: asyncio.Task[None]
@@ -110,9 +137,11 @@ class Environments:
             for folder in left:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def key(self, packages: Sequence[Package], runtime_version: str) -> str:
+    def key(self, packages: Sequence[Package], base: Base) -> str:
         """Return the name of the environment for these packages, in this order."""
-        parts = [sys.executable, sys.version, runtime_version]
+        parts: list[object] = [base.python.path, base.python.build]
+        parts += [[requirement, _stamp(requirement)] for requirement in base.requirements]
+        parts += base.on_import
         parts += [f"{package.sha256} {package.path.name}" for package in packages]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
@@ -121,7 +150,7 @@ class Environments:
         python = self._root / key / "bin" / "python"
         return python if python.exists() else None
 
-    async def ensure(self, key: str, packages: Sequence[Package]) -> Path:
+    async def ensure(self, key: str, packages: Sequence[Package], base: Base) -> Path:
         """Return the interpreter of environment *key*; make the environment if it isn't there.
 
         Cancelling the caller ends the build if nobody else waits for it.
@@ -132,7 +161,7 @@ class Environments:
             return python
         build = self._builds.get(key)
         if build is None:
-            build = _Build(asyncio.create_task(self._build(key, packages)))
+            build = _Build(asyncio.create_task(self._build(key, packages, base)))
             self._builds[key] = build
             build.task.add_done_callback(lambda _: self._forget(key, build))
         build.waiters += 1
@@ -152,12 +181,12 @@ class Environments:
         if self._builds.get(key) is build:
             del self._builds[key]
 
-    async def _build(self, key: str, packages: Sequence[Package]) -> None:
+    async def _build(self, key: str, packages: Sequence[Package], base: Base) -> None:
         work = self._root / f".{key}.{uuid.uuid4().hex}"
         work.mkdir()
         try:
             async with asyncio.timeout(self._timeout):
-                await self._fill(work, packages)
+                await self._fill(work, packages, base)
             # Another build of the same key may have been abandoned and finished all the same.
             with contextlib.suppress(OSError):
                 (work / "environment").rename(self._root / key)
@@ -169,28 +198,52 @@ class Environments:
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
-    async def _fill(self, work: Path, packages: Sequence[Package]) -> None:
+    async def _fill(self, work: Path, packages: Sequence[Package], base: Base) -> None:
         (work / "gcloud").mkdir()
         (work / "home").mkdir()
         environment = work / "environment"
-        plain = ["--color", "never", "--no-progress", "--no-python-downloads"]
         # Relocatable, as it is renamed when it is complete.
-        venv = ["venv", *plain, "--relocatable", "--python", sys.executable, str(environment)]
+        venv = ["venv", *_PLAIN, "--relocatable", "--python", base.python.path, str(environment)]
         if await self._uv(work, venv):
             raise InstallError("No environment could be made.", _tail(work / "output"))
-        install = ["pip", "install", *plain, "--python", str(environment / "bin" / "python")]
+        if base.requirements and not await self._install(work, base.requirements):
+            raise InstallError(
+                f"What its runtime has can't be installed; it is in {base.requirements_origin}.",
+                _tail(work / "output"),
+            )
         archives = [str(package.path) for package in packages]
-        if not await self._uv(work, install + archives):
-            return
-        output = _tail(work / "output")
-        if _NO_BUILD_TOOLS in (work / "output").read_text(encoding="utf-8", errors="replace"):
-            # Most trainers need nothing but setuptools to build, and that is installed here.
-            tools = _link_build_tools(work / "tools")
-            isolated = ["--no-build-isolation", *archives]
-            if not await self._uv(work, install + isolated, {"PYTHONPATH": str(tools)}):
-                return
-            output = _tail(work / "output")
-        raise InstallError("The packages can't be installed.", output)
+        if not await self._install(work, archives):
+            raise InstallError("The packages can't be installed.", _tail(work / "output"))
+        missing = {
+            module: requirements
+            for module, requirements in base.on_import
+            if not _has_module(environment, module)
+        }
+        if missing:
+            # Together with the packages, so that what they require still holds.
+            further = [each for requirements in missing.values() for each in requirements]
+            if not await self._install(work, [*archives, *further]):
+                keys = ", ".join(f'on_import."{module}"' for module in missing)
+                raise InstallError(
+                    f"The packages import {', '.join(missing)} without requiring it, and it can't "
+                    f"be installed; what is installed then is in {base.on_import_origin}, {keys}.",
+                    _tail(work / "output"),
+                )
+
+    async def _install(self, work: Path, what: Sequence[str]) -> bool:
+        """Install requirements or archives; tell whether that succeeded."""
+        python = str(work / "environment" / "bin" / "python")
+        install = ["pip", "install", *_PLAIN, "--python", python]
+        if not await self._uv(work, [*install, *what]):
+            return True
+        if _NO_BUILD_TOOLS not in (work / "output").read_text(encoding="utf-8", errors="replace"):
+            return False
+        # Most trainers need nothing but setuptools to build, and that is installed here.
+        tools = work / "tools"
+        if not tools.exists():
+            _link_build_tools(tools)
+        isolated = [*install, "--no-build-isolation", *what]
+        return not await self._uv(work, isolated, {"PYTHONPATH": str(tools)})
 
     async def _uv(
         self, work: Path, arguments: Sequence[str], further: Mapping[str, str] | None = None
@@ -277,6 +330,24 @@ def _user_folder(base: Mapping[str, str], variable: str, below_home: str) -> Pat
     """
     named = Path(base.get(variable, ""))
     return named if named.is_absolute() else Path(base.get("HOME") or Path.home()) / below_home
+
+
+def _stamp(requirement: str) -> list[int]:
+    """Return what changes when the file does that a requirement names, if it names one."""
+    address = urlsplit(Requirement(requirement).url or "")
+    if address.scheme == "file":
+        with contextlib.suppress(OSError, ValueError):
+            found = Path(unquote(address.path)).stat()
+            return [found.st_size, found.st_mtime_ns]
+    return []
+
+
+def _has_module(environment: Path, module: str) -> bool:
+    path = module.replace(".", "/")
+    return any(
+        (site / path).is_dir() or any((site / path).parent.glob(f"{Path(path).name}.*"))
+        for site in environment.glob("lib*/python*/site-packages")
+    )
 
 
 def _link_build_tools(folder: Path) -> Path:

@@ -63,6 +63,17 @@ def check_size(training_input: Mapping[str, Any], most: int) -> list[tuple[str, 
     return [(cluster.count_field(training_input), text)]
 
 
+def asked_runtime(body: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return runtime and Python version that a job asks for; a container has neither.
+
+    :param body: what the client sent, keys in either spelling.
+    """
+    training_input = _at(body, "trainingInput")
+    if not isinstance(training_input, Mapping) or _at(training_input, "masterConfig.imageUri"):
+        return None, None
+    return _at(training_input, "runtimeVersion"), _at(training_input, "pythonVersion")
+
+
 def check_storage(training_input: Mapping[str, Any], objects: ObjectStore) -> list[tuple[str, str]]:
     """Return what is wrong with the storage that a job names, as (field, description).
 

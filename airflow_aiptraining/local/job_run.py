@@ -7,7 +7,6 @@ with it: what was done isn't done again, what was started is watched again.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from airflow_aiptraining.local.object_store import ObjectStore
 from airflow_aiptraining.local.ports import NoFreePortError, Ports
 from airflow_aiptraining.local.replica_failures import failure, status
 from airflow_aiptraining.local.replica_set import ReplicaSet
+from airflow_aiptraining.local.runtimes import Choice, Runtimes, advice
 
 _MASTER_TASK = "master-replica-0"
 
@@ -45,6 +45,7 @@ class JobRun:
         store: JobStore,
         objects: ObjectStore,
         environments: Environments,
+        runtimes: Runtimes,
         folder: JobFolder,
         package_cache: Path,
         ports: Ports,
@@ -55,6 +56,7 @@ class JobRun:
         self._store = store
         self._objects = objects
         self._environments = environments
+        self._runtimes = runtimes
         self._folder = folder
         self._package_cache = package_cache
         self._service_url = service_url
@@ -106,9 +108,12 @@ class JobRun:
         job = self.job
         log = self._folder.log(_MASTER_TASK)
         log.write(f"Running module {job.input['pythonModule']}.")
+        choice = await asyncio.to_thread(self._runtimes.choose, job.input)
+        for text, severity in choice.notes:
+            log.write(text, severity)
         self._name_what_is_not_simulated(job, log)
         packages = await self._fetch(job.input["packageUris"], log)
-        python = await self._install(packages, job, log)
+        python = await self._install(packages, choice, log)
         try:
             await self._replicas.plan(python)
         except NoFreePortError as error:
@@ -116,20 +121,6 @@ class JobRun:
 
     def _name_what_is_not_simulated(self, job: Job, log: LogWriter) -> None:
         """Say how this run differs from one on the real machines."""
-        own = f"{sys.version_info.major}.{sys.version_info.minor}"
-        asked = job.input.get("pythonVersion")
-        if asked and asked != own:
-            log.write(f"pythonVersion {asked} isn't on this machine: the job runs on {own}.", "W")
-        if runtime := job.input.get("runtimeVersion"):
-            log.write(
-                f"runtimeVersion {runtime} isn't simulated: nothing is preinstalled, the job has "
-                "its packages and what they require."
-            )
-        else:
-            log.write(
-                f"No runtimeVersion is given: the default one is Python {own} with nothing "
-                "preinstalled; the job has its packages and what they require."
-            )
         tier = job.input.get("scaleTier", "BASIC")
         machine = job.input.get("masterType")
         log.write(f"{machine or tier} is recorded and priced; the job runs on this machine.")
@@ -154,15 +145,18 @@ class JobRun:
                 ) from None
         return packages
 
-    async def _install(self, packages: Sequence[Package], job: Job, log: LogWriter) -> Path:
-        key = self._environments.key(packages, job.input.get("runtimeVersion", ""))
+    async def _install(self, packages: Sequence[Package], choice: Choice, log: LogWriter) -> Path:
+        base = await asyncio.to_thread(choice.base, packages)
+        key = self._environments.key(packages, base)
         known = self._environments.python(key) is not None
+        for what in [] if known else base.further:
+            log.write(f"Installing for the runtime: {what}")
         for package in packages:
             log.write(f"Installing the package: {package.uri}")
         if known:
             log.write(f"These packages were installed before: environment {key} is used again.")
         try:
-            return await self._environments.ensure(key, packages)
+            return await self._environments.ensure(key, packages, base)
         except InstallError as error:
             log.write(f"{error}\n{error.output}".rstrip(), "E")
             raise JobError(
@@ -190,7 +184,7 @@ class JobRun:
         else:
             log.write(f"Module {self.job.input['pythonModule']} ended: {status(end.result)}.", "E")
             replica = end.replica
-            more = self._more_in_the_logs()
+            more = advice(end.result.stderr_tail) + self._more_in_the_logs()
             self._fail(
                 failure(replica.role, replica.position, end.result, replica.attempt - 1, more)
             )

@@ -23,7 +23,12 @@ from airflow_aiptraining.core.states import JobState
 from airflow_aiptraining.exceptions import InvalidJobError
 from airflow_aiptraining.local import filters
 from airflow_aiptraining.local.errors import ApiError
-from airflow_aiptraining.local.job_checks import check_size, check_storage, refuse_unsupported
+from airflow_aiptraining.local.job_checks import (
+    asked_runtime,
+    check_size,
+    check_storage,
+    refuse_unsupported,
+)
 from airflow_aiptraining.local.job_store import (
     IllegalTransitionError,
     Job,
@@ -32,6 +37,7 @@ from airflow_aiptraining.local.job_store import (
     StaleEtagError,
 )
 from airflow_aiptraining.local.object_store import ObjectStore
+from airflow_aiptraining.local.runtimes import Runtimes
 from airflow_aiptraining.local.scheduler import Scheduler
 
 DEFAULT_PAGE, LARGEST_PAGE = 20, 100
@@ -54,10 +60,15 @@ _UNIMPLEMENTED = (
 
 
 def routes(
-    store: JobStore, scheduler: Scheduler, objects: ObjectStore, max_replicas: int
+    store: JobStore,
+    scheduler: Scheduler,
+    objects: ObjectStore,
+    *,
+    runtimes: Runtimes,
+    max_replicas: int,
 ) -> list[BaseRoute]:
     """Return the routes of ML v1; this table is the list of what is supported."""
-    api = _Jobs(store, scheduler, objects, max_replicas)
+    api = _Jobs(store, scheduler, objects, runtimes, max_replicas)
     table: list[BaseRoute] = [
         Route("/v1/projects/{project}:getConfig", _get_config, methods=["GET"]),
         Route("/v1/projects/{project}/jobs", api.create, methods=["POST"]),
@@ -100,12 +111,18 @@ class _Jobs:
     """Handlers of ``projects.jobs``."""
 
     def __init__(
-        self, store: JobStore, scheduler: Scheduler, objects: ObjectStore, max_replicas: int
+        self,
+        store: JobStore,
+        scheduler: Scheduler,
+        objects: ObjectStore,
+        runtimes: Runtimes,
+        max_replicas: int,
     ) -> None:
         self._store = store
         self._scheduler = scheduler
         self._objects = objects
         self._max_replicas = max_replicas
+        self._runtimes = runtimes
 
     async def create(self, request: Request) -> Response:
         # The models take a moment to load, and are wanted by nobody before the first job.
@@ -114,12 +131,17 @@ class _Jobs:
         project = request.path_params["project"]
         body = await _json_body(request)
         refuse_unsupported(body)
+        wrong_pair = self._runtimes.problem(*asked_runtime(body))
+        problems = [("runtime_version", wrong_pair)] if wrong_pair else []
+        job: dict[str, Any] = {}
         try:
             job = wire_job(body, default_runtime=True)
         except InvalidJobError as error:
-            raise _violations(
-                [(_field_name(v.path), v.message) for v in error.violations]
-            ) from error
+            named = [(_field_name(v.path), v.message) for v in error.violations]
+            # A pair that never was is told once, in the real service's words.
+            problems += [p for p in named if not wrong_pair or p[0] != "python_version"]
+        if problems:
+            raise _violations(problems)
         job_input = job["trainingInput"]
         if too_large := check_size(job_input, self._max_replicas):
             raise _violations([(_field_name(f"trainingInput.{path}"), t) for path, t in too_large])

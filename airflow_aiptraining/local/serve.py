@@ -30,6 +30,7 @@ import uvicorn
 from airflow_aiptraining.exceptions import AIPTrainingError
 from airflow_aiptraining.local.app import create_app
 from airflow_aiptraining.local.job_checks import MAX_REPLICAS
+from airflow_aiptraining.local.runtimes import Runtimes
 from airflow_aiptraining.local.training import TrainingSettings
 
 _GRACE_SECONDS = 3
@@ -52,6 +53,7 @@ def serve(
     capacity: int | None = None,
     max_replicas: int | None = None,
     stop_jobs: bool = False,
+    runtimes: Path | None = None,
 ) -> None:
     """Run the service until SIGTERM or SIGINT.
 
@@ -65,6 +67,8 @@ def serve(
     :param max_replicas: the most that one job may have; None: 32.
     :param stop_jobs: at the end cancel all jobs and wait; else replicas go on, and the next service
         on the same folder takes them up.
+    :param runtimes: a table of runtime versions, laid over the package's own.
+    :raises RuntimeTableError: the table can't be used.
     :raises ServiceNotStartedError: the folder has a service already or a database that can't be
         used, the port is taken, the host isn't loopback and there is no token.
     """
@@ -74,6 +78,7 @@ def serve(
             f"The service runs code for whoever reaches it, so it listens on {host} only with "
             "--token-file: a file with a secret that clients send as 'Authorization: Bearer …'."
         )
+    table = Runtimes(runtimes)
     data.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_only_one(data))
@@ -95,6 +100,7 @@ def serve(
                     capacity=capacity,
                     max_replicas=max_replicas or MAX_REPLICAS,
                     stop_jobs=stop_jobs,
+                    runtimes=table,
                 ),
             )
         except sqlite3.DatabaseError as error:

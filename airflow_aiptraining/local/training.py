@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from starlette.routing import BaseRoute
@@ -19,6 +19,7 @@ from airflow_aiptraining.local.job_run import JobRun
 from airflow_aiptraining.local.job_store import JobStore
 from airflow_aiptraining.local.object_store import ObjectStore
 from airflow_aiptraining.local.ports import Ports
+from airflow_aiptraining.local.runtimes import Runtimes
 from airflow_aiptraining.local.scheduler import Scheduler, default_capacity
 
 SHUT_DOWN = "The embedded service was stopped together with its jobs."
@@ -35,6 +36,7 @@ class TrainingSettings:
     :param install_timeout: seconds that installing a job's packages may take.
     :param stop_jobs: at the end cancel all jobs and wait for them; else replicas go on, and the
         next service on the same data takes them up.
+    :param runtimes: what runtime versions mean.
     """
 
     service_url: str = ""
@@ -42,6 +44,7 @@ class TrainingSettings:
     max_replicas: int = MAX_REPLICAS
     install_timeout: float = INSTALL_SECONDS
     stop_jobs: bool = False
+    runtimes: Runtimes = field(default_factory=Runtimes)
 
 
 class Training:
@@ -73,7 +76,13 @@ class Training:
     def routes(self) -> list[BaseRoute]:
         """Return the routes of ML v1 and Cloud Logging."""
         return [
-            *jobs.routes(self._store, self._scheduler, self._objects, self._settings.max_replicas),
+            *jobs.routes(
+                self._store,
+                self._scheduler,
+                self._objects,
+                runtimes=self._settings.runtimes,
+                max_replicas=self._settings.max_replicas,
+            ),
             *log_entries.routes(self._store, self._folder),
         ]
 
@@ -104,6 +113,7 @@ class Training:
             store=self._store,
             objects=self._objects,
             environments=self._environments,
+            runtimes=self._settings.runtimes,
             folder=self._folder(uid),
             package_cache=self._data / "packages",
             ports=self._ports,
