@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import functools
+import lzma
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+# RuntimeError: a zip that is encrypted, or compressed in a way that isn't known.
+_UNREADABLE = (
+    *(OSError, EOFError, RuntimeError, ValueError),
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
 _LARGEST_FILE = 1 << 20
 _MOST_FILES = 2000
 
@@ -43,7 +50,7 @@ def _sources(package: Path) -> Iterator[str]:
     try:
         for data in _members(package):
             yield data.decode("utf-8", "replace")
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, RuntimeError):
+    except _UNREADABLE:
         # What can't be read is told by the installer, which reads all of it.
         return
 

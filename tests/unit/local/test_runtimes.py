@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -248,9 +250,16 @@ def test_imports_are_found_in_sources(tmp_path: Path, source: str, found: set[st
 def test_imports_are_found_in_wheels_and_nothing_in_what_is_broken(tmp_path: Path) -> None:
     good = package(tmp_path, wheel("import numpy"), "a-0.1-py3-none-any.whl")
     bad = package(tmp_path, b"no archive", "b-0.1.zip")
+    whole = sdist({"task.py": "x = 1\n" * 10_000})
+    packer = zlib.compressobj(wbits=31)
+    # Its first file begins well and goes on with a block of a kind that there isn't.
+    damaged = packer.compress(gzip.decompress(whole)[:40_000]) + packer.flush(zlib.Z_FULL_FLUSH)
 
     assert imported(good.path, MODULES) == {"numpy"}
     assert imported(bad.path, MODULES) == frozenset()
+    for number, data in enumerate((damaged + b"\x07" * 9, whole[: len(whole) // 2])):
+        name = f"c-0.{number}.tar.gz"
+        assert imported(package(tmp_path, data, name).path, MODULES) == frozenset()
 
 
 def test_only_what_is_imported_comes_with_a_runtime_of_the_package(tmp_path: Path) -> None:
