@@ -54,7 +54,7 @@ ui: setup
 
 test: setup
 	@# Most of these wait for other processes; the Airflow tests share one cluster.
-	@$(PY) -m pytest --numprocesses 4 --dist loadscope tests/unit tests/contract
+	@$(PY) -m pytest --numprocesses 6 --dist loadscope tests/unit tests/contract
 	@$(PY) -m pytest tests/airflow -m "not long"
 	@$(PY) -m pytest tests/chaos
 

@@ -68,7 +68,13 @@ class Cli:
     def start(self, *arguments: str, **further: Any) -> subprocess.Popen[str]:
         """Start a command; its output goes where ``further`` says."""
         return subprocess.Popen(
-            [CLI, "jobs", *arguments], cwd=self.folder, env=self.env, text=True, **further
+            [CLI, "jobs", *arguments],
+            cwd=self.folder,
+            env=self.env,
+            text=True,
+            # A background job of a shell ignores Ctrl-C, and so would what it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            **further,
         )
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -98,10 +98,13 @@ def test_output_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
 
 def test_streams_keep_their_order_when_each_waits_for_the_other(tmp_path: Path) -> None:
     code = (
-        "import sys, time\n"
+        "import os, sys, time\n"
+        "size = lambda: os.path.exists('output.log') and os.path.getsize('output.log')\n"
         "for n in range(20):\n"
+        "    before, until = size(), time.monotonic() + 20\n"
         "    print(n, file=sys.stdout if n % 2 else sys.stderr, flush=True)\n"
-        "    time.sleep(0.005)\n"
+        "    while size() == before and time.monotonic() < until:\n"
+        "        time.sleep(0.001)\n"
     )
     run(spec(tmp_path, code))
 
